@@ -1,0 +1,105 @@
+"""What the engine asks of whatever runs the model: one small interface, implemented by each back-end.
+
+The step loop owns the paged KV cache's *accounting* (which block belongs to whom); a back-end owns its
+*storage*. A step arrives packed flat: the new tokens of every sequence one after the other, with each
+token's position and KV slot. A back-end must have written the KV of every token in the step when
+:meth:`Backend.forward` returns, and must return the same bits for a sequence whoever shares the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is loaded. Sizes in bytes; ``kv_bytes_per_token`` counts keys and values of all layers."""
+
+    name: str
+    vocab_size: int
+    context_length: int
+    hidden_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    quantization: str
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+class PackedStep(Protocol):
+    """One step's inputs, flat, all int32: T new tokens of S sequences, R of which need logits.
+
+    The tensors are views of buffers that the next step overwrites: a back-end keeps none of them.
+    """
+
+    @property
+    def input_ids(self) -> Tensor:
+        """``[T]`` token ids, sequence after sequence."""
+
+    @property
+    def positions(self) -> Tensor:
+        """``[T]`` position of each token in its sequence, from 0."""
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """``[S + 1]`` sequence s has tokens ``[cu_seqlens[s], cu_seqlens[s + 1])`` of the flat ones."""
+
+    @property
+    def context_lens(self) -> Tensor:
+        """``[S]`` length of each sequence's KV after this step."""
+
+    @property
+    def slot_mapping(self) -> Tensor:
+        """``[T]`` where each token's KV goes: ``block * block_size + offset``."""
+
+    @property
+    def block_table(self) -> Tensor:
+        """``[S, B]`` the blocks of each sequence in order; beyond its own, unspecified."""
+
+    @property
+    def sample_seq(self) -> Tensor:
+        """``[R]`` which sequences (0..S-1) reach their last known token and so need logits."""
+
+    @property
+    def logit_rows(self) -> Tensor:
+        """``[R]`` index into the T tokens of those sequences' last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """What a step computed. ``logits`` float32 ``[R, vocab_size]`` in the order of ``logit_rows``;
+    ``hidden`` float32 ``[E, hidden_size]`` (after the final norm) in the order of ``hidden_rows``.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Runs forward passes. Called from one thread at a time, the engine's; need not be thread-safe."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is loaded; the same object for the back-end's whole life."""
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Makes room for the KV of ``num_blocks * block_size`` tokens. Once, before any forward.
+
+        Raises MemoryError or RuntimeError where that does not fit.
+        """
+
+    def forward(self, packed: PackedStep, logit_rows: Tensor, hidden_rows: Tensor) -> ForwardOutput:
+        """Runs one step, blocking; should release the GIL for the whole of it.
+
+        ``logit_rows`` int32 ``[R]`` and ``hidden_rows`` int32 ``[E]`` index the T tokens: where logits and
+        where final hidden states are wanted (an embedding wants no logits). May raise: nothing of the step
+        counts then, and the engine runs it again with fewer sequences.
+        """
+
+    def close(self) -> None:
+        """Gives everything back. Idempotent; nothing is called afterwards."""
