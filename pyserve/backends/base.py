@@ -93,12 +93,12 @@ class Backend(Protocol):
         Raises MemoryError or RuntimeError where that does not fit.
         """
 
-    def forward(self, packed: PackedStep, logit_rows: Tensor, hidden_rows: Tensor) -> ForwardOutput:
+    def forward(self, packed: PackedStep, hidden_rows: Tensor) -> ForwardOutput:
         """Runs one step, blocking; should release the GIL for the whole of it.
 
-        ``logit_rows`` int32 ``[R]`` and ``hidden_rows`` int32 ``[E]`` index the T tokens: where logits and
-        where final hidden states are wanted (an embedding wants no logits). May raise: nothing of the step
-        counts then, and the engine runs it again with fewer sequences.
+        Logits are wanted for ``packed.logit_rows``; ``hidden_rows`` int32 ``[E]`` indexes the T tokens whose
+        final hidden state is wanted (embeddings). May raise: nothing of the step counts then, and the
+        engine runs it again with fewer sequences.
         """
 
     def close(self) -> None:
