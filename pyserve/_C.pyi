@@ -1,0 +1,1 @@
+"""Types of the compiled extension; the docstrings live in ``csrc/bindings.cpp``."""
