@@ -103,3 +103,11 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Gives everything back. Idempotent; nothing is called afterwards."""
+
+
+@runtime_checkable
+class SimulatedBackend(Protocol):
+    """A back-end whose steps take no time but say how long they would have."""
+
+    def take_step_seconds(self) -> float:
+        """Seconds of all forwards since the last call."""
