@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor
 
 from pyserve.backends.base import Backend, SimulatedBackend
 from pyserve.backends.scripted import ScriptedBackend, StepCost
+from pyserve.testing.packing import NO_ROWS, HandPackedStep, pack_by_hand
 
 BLOCK = 4
-NONE = torch.empty(0, dtype=torch.int32)
 
 
-@dataclass
-class Packed:
-    """A step packed by hand."""
-
-    input_ids: Tensor
-    positions: Tensor
-    cu_seqlens: Tensor
-    context_lens: Tensor
-    slot_mapping: Tensor
-    block_table: Tensor
-    sample_seq: Tensor
-    logit_rows: Tensor
-
-
-def pack(*sequences: tuple[list[int], int, list[int]]) -> Packed:
-    """Each sequence: its new tokens, how many came before, its blocks."""
-    ids, positions, slots, cu, lengths = [], [], [], [0], []
-    for tokens, before, blocks in sequences:
-        where = range(before, before + len(tokens))
-        ids += tokens
-        positions += where
-        slots += [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in where]
-        cu.append(len(ids))
-        lengths.append(before + len(tokens))
-    width = max(len(blocks) for _, _, blocks in sequences)
-    table = [blocks + [0] * (width - len(blocks)) for _, _, blocks in sequences]
-    tensors = (ids, positions, cu, lengths, slots, table, range(len(sequences)))
-    last = [end - 1 for end in cu[1:]]
-    return Packed(*(torch.tensor(list(t), dtype=torch.int32) for t in (*tensors, last)))
+def pack(*shares: tuple[list[int], int, list[int]]) -> HandPackedStep:
+    return pack_by_hand(*shares, block_size=BLOCK)
 
 
 def open_backend(**options: object) -> ScriptedBackend:
@@ -53,7 +24,7 @@ def open_backend(**options: object) -> ScriptedBackend:
 
 
 def logits(backend: ScriptedBackend, *sequences: tuple[list[int], int, list[int]]) -> Tensor:
-    return backend.forward(pack(*sequences), NONE).logits
+    return backend.forward(pack(*sequences), NO_ROWS).logits
 
 
 def test_is_a_backend() -> None:
@@ -116,7 +87,7 @@ def test_contradictory_step_raises(field: str, value: list[int], complaint: str)
     packed = pack(([1, 2], 0, [0]))
     setattr(packed, field, torch.tensor(value, dtype=torch.int32))
     with pytest.raises(RuntimeError, match=complaint):
-        open_backend().forward(packed, NONE)
+        open_backend().forward(packed, NO_ROWS)
 
 
 def test_shared_slot_and_unwritten_slot_raise() -> None:
