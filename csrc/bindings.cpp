@@ -2,6 +2,7 @@
 // function a room, called at the bottom. Tensors end here: what is called takes spans.
 #include <torch/extension.h>
 
+#include "batch/step_buffers.h"
 #include "schedule/block_pool.h"
 #include "schedule/select.h"
 #include "tensors.h"
@@ -176,7 +177,40 @@ void bind_schedule(py::module_& m) {
 
 // --- batch: StepBuffers, pack ------------------------------------------------------------------
 
-void bind_batch(py::module_&) {}
+void bind_batch(py::module_& m) {
+  py::class_<PackedStep>(
+      m, "PackedStep",
+      "One step's inputs, int32: T new tokens of S sequences, R of which need logits."
+      " Views of its StepBuffers, which the next pack into them overwrites.")
+      .def_readonly("input_ids", &PackedStep::input_ids, "[T] token ids, sequence after sequence.")
+      .def_readonly("positions", &PackedStep::positions, "[T] each token's position, from 0.")
+      .def_readonly("cu_seqlens", &PackedStep::cu_seqlens,
+                    "[S + 1] sequence s has tokens [cu_seqlens[s], cu_seqlens[s + 1]).")
+      .def_readonly("context_lens", &PackedStep::context_lens, "[S] KV length after the step.")
+      .def_readonly("slot_mapping", &PackedStep::slot_mapping,
+                    "[T] where each token's KV goes: block * block_size + offset.")
+      .def_readonly("block_table", &PackedStep::block_table,
+                    "[S, B] each sequence's blocks in order, padded with 0.")
+      .def_readonly("sample_seq", &PackedStep::sample_seq,
+                    "[R] the sequences that reach their last known token, and so need logits.")
+      .def_readonly("logit_rows", &PackedStep::logit_rows,
+                    "[R] index of their last tokens into T.");
+
+  py::class_<StepBuffers>(m, "StepBuffers", "What pack writes into, allocated once.")
+      .def(py::init<int64_t, int64_t, int64_t>(), py::arg("max_tokens"), py::arg("max_seqs"),
+           py::arg("max_blocks"), "`max_blocks` is the most that one sequence's table may have.");
+
+  m.def(
+      "pack",
+      [](const BlockPool& pool, const Tensor& rows, const Tensor& takes, const StepBuffers& out) {
+        return out.views(pack(pool, ints(rows, "rows"), ints(takes, "takes"), out.arrays()));
+      },
+      py::arg("pool"), py::arg("rows"), py::arg("takes"), py::arg("buffers"), NoGil(),
+      "The step in which each of `rows` advances by `takes` > 0 tokens (int32 [S] both).\n\n"
+      "The rows' tables must have room already (select sees to that). Raises ValueError where that "
+      "is not\n"
+      "so, or where the step does not fit the buffers.");
+}
 
 // --- sampling: SamplerState, sample ------------------------------------------------------------
 
