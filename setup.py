@@ -101,6 +101,7 @@ def extension() -> Extension:
     """``pyserve._C``. Contraction is off: a multiply-add is fused where the source says so, so that two
     builds, and two tile shapes of one kernel, give the same bits."""
     cxx = ["-O3", "-std=c++20", "-Wall", "-fvisibility=hidden", "-ffp-contract=off", "-g0"]
+    cxx.append("-fno-math-errno")  # sqrt is an instruction, not a call
     include = [str(ROOT / "csrc")]
     if not with_cuda():
         return cpp_extension.CppExtension(

@@ -3,6 +3,7 @@
 #include <torch/extension.h>
 
 #include "batch/step_buffers.h"
+#include "model/bind_decoder.h"
 #include "schedule/block_pool.h"
 #include "schedule/select.h"
 #include "tensors.h"
@@ -216,9 +217,7 @@ void bind_batch(py::module_& m) {
 
 void bind_sampling(py::module_&) {}
 
-// --- model: Decoder ----------------------------------------------------------------------------
-
-void bind_model(py::module_&) {}
+// --- model: Decoder: in model/bind_decoder.h ---------------------------------------------------
 
 }  // namespace
 }  // namespace pyserve

@@ -35,8 +35,8 @@ class DecoderConfig:
     linear layers are optional; norms have one exactly when ``norm`` is "layer".
 
     ``layer_window[i]`` is 0 for full attention, else w: key j is visible to query i iff ``i - w < j <= i``.
-    ``layer_rope[i]`` indexes ``ropes``, -1 means none. Norm weights are applied as they are (Gemma's ``1 + w``
-    is folded in when the checkpoint is read). ``context_length`` is in tokens.
+    ``layer_rope[i]`` indexes ``ropes``, -1 means none. Norm weights are applied as they are (Gemma's
+    ``1 + w`` is folded in when the checkpoint is read). ``context_length`` is in tokens.
 
     Raises ValueError when the fields do not fit together.
     """

@@ -1,0 +1,62 @@
+// Chooses the instruction set once, by what the processor reports or PYSERVE_ISA says.
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/kernels.h"
+
+namespace pyserve {
+
+bool isa_supported(Isa isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case Isa::portable:
+      return true;
+    case Isa::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Isa::avx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+#endif
+  return isa == Isa::portable;
+}
+
+namespace {
+
+const Kernels& table_of(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::avx512) return avx512_kernels();
+  if (isa == Isa::avx2) return avx2_kernels();
+#endif
+  return portable_kernels();
+}
+
+Isa best_isa() {
+  for (Isa isa : {Isa::avx512, Isa::avx2})
+    if (isa_supported(isa)) return isa;
+  return Isa::portable;
+}
+
+Isa isa_named(std::string_view name) {
+  if (name == "portable") return Isa::portable;
+  if (name == "avx2") return Isa::avx2;
+  if (name == "avx512") return Isa::avx512;
+  throw std::invalid_argument("unknown instruction set '" + std::string(name) +
+                              "': portable, avx2 or avx512");
+}
+
+}  // namespace
+
+const Kernels& kernels_for(std::string_view name) {
+  if (name.empty()) {
+    const char* forced = std::getenv("PYSERVE_ISA");
+    if (forced == nullptr || *forced == '\0') return table_of(best_isa());
+    name = forced;
+  }
+  const Isa isa = isa_named(name);
+  if (!isa_supported(isa)) throw std::invalid_argument("this processor lacks " + std::string(name));
+  return table_of(isa);
+}
+
+}  // namespace pyserve

@@ -1,0 +1,25 @@
+// The kernels for any processor: 128-bit vectors, which every 64-bit target has (SSE2, NEON).
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/bf16.h"
+#include "kernels/kernels.h"
+
+#define PYSERVE_ISA portable
+#define PYSERVE_LANES 4
+#define PYSERVE_TILE_ROWS 6
+
+#include "kernels/isa_table.h"
+
+namespace pyserve {
+
+const Kernels& portable_kernels() {
+  static const Kernels kernels = portable::table("portable");
+  return kernels;
+}
+
+}  // namespace pyserve

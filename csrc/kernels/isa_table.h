@@ -1,0 +1,34 @@
+// Everything that is compiled once per instruction set. Included by isa_*.cpp only, after they have
+// chosen PYSERVE_ISA (a namespace), PYSERVE_LANES, PYSERVE_TILE_ROWS and the compiler's target.
+#pragma once
+
+#include "kernels/simd.h"
+// simd.h first: the others build on it.
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+
+namespace pyserve::PYSERVE_ISA {
+
+inline Kernels table(const char* name) {
+  return {
+      .name = name,
+      .lanes = kLanes,
+      .panel_columns = kPanelColumns,
+      .tile_rows = kTileRows,
+      .gemm = {gemm<float>, gemm<bf16>},
+      .attention = {attention<float>, attention<bf16>},
+      .attention_scratch_floats = attention_scratch_floats,
+      .rms_norm = rms_norm,
+      .layer_norm = layer_norm,
+      .add = add,
+      .silu_mul = silu_mul,
+      .gelu_mul = gelu_mul,
+      .silu = silu,
+      .gelu = gelu,
+      .rotate = rotate,
+  };
+}
+
+}  // namespace pyserve::PYSERVE_ISA

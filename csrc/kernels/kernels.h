@@ -1,0 +1,106 @@
+// The kernels that the forward pass is made of, as one table per instruction set.
+//
+// The same source (gemm.h, attention.h, norm.h, activation.h on top of simd.h) is compiled once per
+// instruction set (isa_*.cpp). Within one instruction set every output element is computed by one
+// fixed sequence of operations, whatever else is in the batch: that is what makes results
+// batch-invariant.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace pyserve {
+
+enum class DType : int { float32 = 0, bfloat16 = 1 };
+
+constexpr std::size_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
+
+constexpr std::ptrdiff_t round_up(std::ptrdiff_t n, std::ptrdiff_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// c[rows, columns] = bias + a[rows, depth] * panel[depth, panel_columns], columns <= panel_columns.
+// One accumulator per output element, over depth in ascending order.
+struct GemmArgs {
+  const float* a;
+  std::ptrdiff_t lda;
+  int rows;
+  const void* panel;
+  int depth;
+  const float* bias;  // panel_columns of them, or null
+  float* c;
+  std::ptrdiff_t ldc;
+  int columns;
+};
+
+// One layer's paged keys and values, and the queries that look at them.
+//
+// Keys lie transposed, [block][kv_head][head_dim][key_stride], so that lanes are keys in q.k;
+// values lie [block][kv_head][block_size][value_stride], so that lanes are head elements in p.v.
+// The strides are block_size and head_dim rounded up to the lanes.
+struct AttentionArgs {
+  const float* q;  // [tokens, heads * head_dim], rotated and scaled
+  std::ptrdiff_t ldq;
+  float* out;  // [tokens, heads * head_dim]
+  std::ptrdiff_t ldo;
+  const void* keys;
+  const void* values;
+  int heads;
+  int kv_heads;
+  int head_dim;
+  int block_size;
+  int key_stride;
+  int value_stride;
+  int window;  // 0: full
+};
+
+// Some consecutive tokens of one sequence against one kv head.
+struct AttentionTile {
+  int first_token;  // index into the flat step
+  int tokens;
+  int first_position;  // of first_token in its sequence
+  const std::int32_t* blocks;
+  int kv_head;
+};
+
+struct Kernels {
+  std::string_view name;
+  int lanes;
+  int panel_columns;
+  int tile_rows;  // rows of a register tile: row blocks are best multiples of it
+
+  // Indexed by DType of weights, or of keys and values.
+  void (*gemm[2])(const GemmArgs&);
+  void (*attention[2])(const AttentionArgs&, const AttentionTile&, float* scratch);
+  std::size_t (*attention_scratch_floats)(const AttentionArgs&, int max_tile_tokens);
+
+  // out = x / rms(x) * weight over n elements; out may be x.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n,
+                     float* out);
+  void (*add)(float* x, const float* y, int n);
+  // gate = act(gate) * up; and for models without a gate, x = act(x).
+  void (*silu_mul)(float* gate, const float* up, int n);
+  void (*gelu_mul)(float* gate, const float* up, int n);
+  void (*silu)(float* x, int n);
+  void (*gelu)(float* x, int n);
+  // Rotates x[i], x[i + half] by the angle whose cosine and sine are given, then scales both.
+  void (*rotate)(float* x, const float* cosine, const float* sine, int half, float scale);
+};
+
+enum class Isa { portable, avx2, avx512 };
+
+// Whether this build and this processor have it.
+bool isa_supported(Isa isa);
+// By name; "" is PYSERVE_ISA or else the best there is. Throws std::invalid_argument for an unknown
+// or unsupported one.
+const Kernels& kernels_for(std::string_view name);
+
+const Kernels& portable_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+}  // namespace pyserve

@@ -1,0 +1,140 @@
+#include "kernels/thread_pool.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace pyserve {
+
+namespace {
+
+constexpr std::uint64_t kOpen = std::uint64_t{1} << 31;
+constexpr std::uint64_t kInside = kOpen - 1;
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int size) {
+  workers_.reserve(size - 1);
+  for (int thread = 1; thread < size; ++thread)
+    workers_.emplace_back([this, thread] { work(thread); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true);
+  gate_.fetch_add(std::uint64_t{1} << 32);
+  gate_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::drain(int thread) {
+  const int items = items_;
+  for (int item = next_.fetch_add(1); item < items; item = next_.fetch_add(1))
+    call_(body_, item, thread);
+}
+
+void ThreadPool::run_erased(int items, const void* body, Call call) {
+  if (workers_.empty() || items <= 1) {
+    for (int item = 0; item < items; ++item) call(body, item, 0);
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(callers_);
+  body_ = body;
+  call_ = call;
+  items_ = items;
+  next_.store(0);
+  const std::uint64_t number = (gate_.load() >> 32) + 1;
+  gate_.store(number << 32 | kOpen);
+  gate_.notify_all();  // costs a system call only where a worker sleeps
+  drain(0);
+  gate_.fetch_and(~kOpen);
+  // Those inside finish the item they hold; nobody enters any more.
+  while ((gate_.load() & kInside) != 0) pause();
+}
+
+// Waits for a loop other than `seen` and counts this worker in. False: it has already closed, or
+// the pool stops.
+bool ThreadPool::enter(std::uint64_t& seen) {
+  std::uint64_t gate = gate_.load();
+  const auto until = std::chrono::steady_clock::now() + kSpin;
+  for (int spin = 0; gate >> 32 == seen; gate = gate_.load()) {
+    if (++spin % 64 != 0 || std::chrono::steady_clock::now() < until)
+      pause();
+    else
+      gate_.wait(gate);
+  }
+  while ((gate & kOpen) != 0) {
+    if (gate_.compare_exchange_weak(gate, gate + 1)) {
+      seen = gate >> 32;
+      return true;
+    }
+  }
+  seen = gate >> 32;
+  return false;
+}
+
+void ThreadPool::work(int thread) {
+  std::uint64_t seen = 0;
+  while (!stop_.load()) {
+    if (!enter(seen)) continue;
+    drain(thread);
+    gate_.fetch_sub(1);
+  }
+}
+
+namespace {
+
+int default_size() {
+  if (const char* asked = std::getenv("PYSERVE_THREADS"); asked != nullptr && *asked != '\0') {
+    const int size = std::atoi(asked);
+    if (size < 1 || size > 1024)
+      throw std::invalid_argument("PYSERVE_THREADS must be from 1 to 1024, got '" +
+                                  std::string(asked) + "'");
+    return size;
+  }
+  const unsigned processors = std::thread::hardware_concurrency();
+  return processors == 0 ? 1 : static_cast<int>(processors);
+}
+
+std::unique_ptr<ThreadPool>& pool_slot() {
+  static std::unique_ptr<ThreadPool> pool;
+  return pool;
+}
+
+std::mutex& pool_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+}  // namespace
+
+ThreadPool& shared_pool() {
+  const std::lock_guard<std::mutex> lock(pool_mutex());
+  auto& pool = pool_slot();
+  if (pool == nullptr) pool = std::make_unique<ThreadPool>(default_size());
+  return *pool;
+}
+
+void set_num_threads(int size) {
+  if (size < 1 || size > 1024)
+    throw std::invalid_argument("number of threads must be from 1 to 1024, got " +
+                                std::to_string(size));
+  const std::lock_guard<std::mutex> lock(pool_mutex());
+  auto& pool = pool_slot();
+  if (pool == nullptr || pool->size() != size) {
+    pool.reset();
+    pool = std::make_unique<ThreadPool>(size);
+  }
+}
+
+}  // namespace pyserve

@@ -1,0 +1,143 @@
+// The Decoder as Python sees it; included by bindings.cpp.
+#pragma once
+
+#include <torch/extension.h>
+
+#include "model/decoder.h"
+#include "tensors.h"
+
+namespace pyserve {
+
+namespace py = pybind11;
+
+template <typename T>
+T field(const py::dict& fields, const char* name) {
+  if (!fields.contains(name)) throw py::key_error(std::string("config lacks ") + name);
+  return fields[name].cast<T>();
+}
+
+template <typename T>
+T choice(const py::dict& fields, const char* name, std::initializer_list<const char*> names) {
+  const auto value = field<std::string>(fields, name);
+  int i = 0;
+  for (const char* candidate : names) {
+    if (value == candidate) return static_cast<T>(i);
+    ++i;
+  }
+  throw std::invalid_argument(std::string(name) + " is '" + value + "'");
+}
+
+inline DecoderConfig decoder_config(const py::dict& d) {
+  DecoderConfig c = {
+      .vocab_size = field<int>(d, "vocab_size"),
+      .hidden_size = field<int>(d, "hidden_size"),
+      .num_layers = field<int>(d, "num_layers"),
+      .num_heads = field<int>(d, "num_heads"),
+      .num_kv_heads = field<int>(d, "num_kv_heads"),
+      .head_dim = field<int>(d, "head_dim"),
+      .intermediate_size = field<int>(d, "intermediate_size"),
+      .context_length = field<int>(d, "context_length"),
+      .norm = choice<Norm>(d, "norm", {"rms", "layer"}),
+      .norm_eps = field<float>(d, "norm_eps"),
+      .activation = choice<Activation>(d, "activation", {"silu", "gelu_tanh"}),
+      .gated_mlp = field<bool>(d, "gated_mlp"),
+      .qk_norm = field<bool>(d, "qk_norm"),
+      .post_norms = field<bool>(d, "post_norms"),
+      .attention_scale = field<float>(d, "attention_scale"),
+      .embedding_scale = field<float>(d, "embedding_scale"),
+      .layer_window = field<std::vector<int>>(d, "layer_window"),
+      .layer_rope = field<std::vector<int>>(d, "layer_rope"),
+      .ropes = {},
+      .learned_positions = field<bool>(d, "learned_positions"),
+      .tie_embeddings = field<bool>(d, "tie_embeddings"),
+  };
+  for (const py::handle& rope : field<py::sequence>(d, "ropes")) {
+    const auto fields = rope.cast<py::dict>();
+    c.ropes.push_back(
+        {field<std::vector<float>>(fields, "inv_freq"), field<float>(fields, "attention_factor")});
+  }
+  return c;
+}
+
+inline std::unique_ptr<Decoder> make_decoder(const py::dict& config, const std::string& dtype,
+                                             const std::string& isa) {
+  TORCH_CHECK_VALUE(dtype == "float32" || dtype == "bfloat16",
+                    "dtype must be float32 or bfloat16, got ", dtype);
+  return std::make_unique<Decoder>(decoder_config(config),
+                                   dtype == "float32" ? DType::float32 : DType::bfloat16,
+                                   kernels_for(isa));
+}
+
+inline void load_weight(Decoder& decoder, const std::string& name, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(at::isFloatingType(tensor.scalar_type()), name, " is not floating point");
+  const at::Tensor data = tensor.to(at::kCPU, at::kFloat).contiguous();
+  decoder.load(name, {data.sizes().data(), data.sizes().size()}, data.const_data_ptr<float>());
+}
+
+inline std::pair<at::Tensor, at::Tensor> decoder_forward(
+    Decoder& decoder, const at::Tensor& input_ids, const at::Tensor& positions,
+    const at::Tensor& cu_seqlens, const at::Tensor& context_lens, const at::Tensor& slot_mapping,
+    const at::Tensor& block_table, const at::Tensor& logit_rows, const at::Tensor& hidden_rows) {
+  TORCH_CHECK_VALUE(block_table.dim() == 2, "block_table must have two dimensions");
+  // A view of a wider buffer has gaps between its rows.
+  const at::Tensor table = block_table.contiguous();
+  const StepInput step = {.input_ids = span_of<std::int32_t>(input_ids, "input_ids"),
+                          .positions = span_of<std::int32_t>(positions, "positions"),
+                          .cu_seqlens = span_of<std::int32_t>(cu_seqlens, "cu_seqlens"),
+                          .context_lens = span_of<std::int32_t>(context_lens, "context_lens"),
+                          .slots = span_of<std::int32_t>(slot_mapping, "slot_mapping"),
+                          .block_table = span_of<std::int32_t>(table, "block_table", 2),
+                          .table_width = static_cast<int>(table.size(1)),
+                          .logit_rows = span_of<std::int32_t>(logit_rows, "logit_rows"),
+                          .hidden_rows = span_of<std::int32_t>(hidden_rows, "hidden_rows")};
+  at::Tensor logits = at::empty({logit_rows.numel(), decoder.config().vocab_size}, at::kFloat);
+  at::Tensor hidden = at::empty({hidden_rows.numel(), decoder.config().hidden_size}, at::kFloat);
+  decoder.forward(step, logits.mutable_data_ptr<float>(), hidden.mutable_data_ptr<float>());
+  return {logits, hidden};
+}
+
+inline void bind_model(py::module_& m) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  m.def("set_num_threads", &set_num_threads, no_gil, py::arg("threads"),
+        "Threads of every forward pass, the calling one included (1 to 1024). Not while one runs.");
+  m.def(
+      "get_num_threads", [] { return shared_pool().size(); }, no_gil,
+      "Threads of a forward pass: PYSERVE_THREADS, or one for each processor, unless set.");
+  m.def(
+      "supported_isas",
+      [] {
+        std::vector<std::string> names;
+        if (isa_supported(Isa::portable)) names.push_back("portable");
+        if (isa_supported(Isa::avx2)) names.push_back("avx2");
+        if (isa_supported(Isa::avx512)) names.push_back("avx512");
+        return names;
+      },
+      "Instruction sets that this build and this processor have, slowest first.");
+  py::class_<Decoder>(m, "Decoder",
+                      R"(A decoder-only transformer on the CPU, with its paged KV cache.
+
+config: DecoderConfig.as_dict(). dtype ("float32" or "bfloat16") of linear weights and KV; arithmetic is
+float32. isa forces an instruction set, "" takes PYSERVE_ISA or the best. A row of logits depends on its own
+sequence only: the same bits whatever else is in the step, however the prompt was cut into steps and
+wherever its blocks lie. One thread at a time.)")
+      .def(py::init(&make_decoder), py::arg("config"), py::arg("dtype") = "float32",
+           py::arg("isa") = "")
+      .def("load", &load_weight, no_gil, py::arg("name"), py::arg("tensor"),
+           "Copies one weight in, by canonical name (pyserve.models.config). ValueError: wrong "
+           "shape.")
+      .def("seal", &Decoder::seal, "Ends loading. ValueError lists missing and unexpected names.")
+      .def("allocate_kv", &Decoder::allocate_kv, no_gil, py::arg("num_blocks"),
+           py::arg("block_size"), "Replaces the KV storage by an empty one. MemoryError: no room.")
+      .def("forward", &decoder_forward, no_gil, py::arg("input_ids"), py::arg("positions"),
+           py::arg("cu_seqlens"), py::arg("context_lens"), py::arg("slot_mapping"),
+           py::arg("block_table"), py::arg("logit_rows"), py::arg("hidden_rows"),
+           R"(Runs one step; all inputs int32, shapes as in pyserve.backends.base.PackedStep.
+
+Returns (logits float32 [R, vocab_size], hidden float32 [E, hidden_size] after the final norm). ValueError:
+an index is out of range; nothing has been written then.)")
+      .def_property_readonly("isa", &Decoder::isa, "Instruction set in use.")
+      .def_property_readonly("weight_bytes", &Decoder::weight_bytes)
+      .def_property_readonly("kv_bytes", &Decoder::kv_bytes);
+}
+
+}  // namespace pyserve

@@ -1,0 +1,92 @@
+// The forward pass of a decoder-only transformer over one packed step.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "model/config.h"
+#include "model/kv_cache.h"
+#include "model/weights.h"
+
+namespace pyserve {
+
+// Flat inputs of one step: T new tokens of S sequences; all indices int32.
+struct StepInput {
+  std::span<const std::int32_t> input_ids;     // [T]
+  std::span<const std::int32_t> positions;     // [T]
+  std::span<const std::int32_t> cu_seqlens;    // [S + 1]
+  std::span<const std::int32_t> context_lens;  // [S] KV length after the step
+  std::span<const std::int32_t> slots;         // [T] block * block_size + offset
+  std::span<const std::int32_t> block_table;   // [S, table_width]
+  int table_width = 0;
+  std::span<const std::int32_t> logit_rows;   // [R] into T
+  std::span<const std::int32_t> hidden_rows;  // [E] into T
+};
+
+// Owns weights, KV storage and work space. Not for two threads at once.
+class Decoder {
+ public:
+  Decoder(DecoderConfig config, DType dtype, const Kernels& kernels);
+
+  void load(const std::string& name, std::span<const std::int64_t> shape, const float* data);
+  // All weights are in; throws std::invalid_argument where they do not fit.
+  void seal();
+  void allocate_kv(int num_blocks, int block_size);
+  // Writes the KV of all T tokens, logits [R, vocab_size] and final hidden states [E, hidden_size].
+  // Throws std::invalid_argument, with nothing written, where an index is out of range.
+  void forward(const StepInput& step, float* logits, float* hidden);
+
+  const DecoderConfig& config() const { return config_; }
+  std::string_view isa() const { return kernels_.name; }
+  std::size_t weight_bytes() const { return weights_.bytes(); }
+  std::size_t kv_bytes() const { return cache_.bytes(); }
+
+ private:
+  struct Matrix {
+    Buffer data;
+    std::ptrdiff_t stride = 0;
+    float* row(std::ptrdiff_t i) const { return data.as<float>() + i * stride; }
+    float* begin() const { return data.as<float>(); }
+  };
+
+  void validate(const StepInput& step) const;
+  void validate_sequences(const StepInput& step) const;
+  void reserve(int tokens);
+  void plan_attention(const StepInput& step);
+  void compute_angles(const StepInput& step);
+  void embed(const StepInput& step);
+  void attention_layer(const StepInput& step, int layer);
+  void position_heads(const StepInput& step, int layer, int token);
+  void attend(int layer);
+  void mlp_layer(int layer, int tokens);
+  void activate(float* row) const;
+  void add_residual(const NormWeight& post_norm, int tokens);
+  void normalize(const NormWeight& norm, int tokens, const Matrix& to);
+  void normalize_row(const NormWeight& norm, const float* from, float* to) const;
+  void head(const StepInput& step, float* logits, float* hidden);
+  template <typename Body>
+  void for_rows(int rows, int row_floats, const Body& body);
+
+  DecoderConfig config_;
+  DType dtype_;
+  const Kernels& kernels_;
+  Weights weights_;
+  bool sealed_ = false;
+  KvCache cache_;
+
+  // Work space for capacity_ tokens; grown when a larger step comes.
+  int capacity_ = 0;
+  Matrix residual_;  // [T, hidden]
+  Matrix normed_;    // [T, hidden]: input of a sublayer
+  Matrix qkv_;       // [T, q + 2 kv]
+  Matrix attended_;  // [T, q]
+  Matrix inner_;     // [T, gate + up]
+  Matrix sublayer_;  // [T, hidden]: output of a sublayer
+  Matrix angles_;    // [ropes * T, 2 * head_dim / 2]: cosines, then sines
+  std::vector<AttentionTile> tiles_;
+  int tile_tokens_;
+  std::vector<Buffer> scratch_;  // of attention, one a thread
+};
+
+}  // namespace pyserve

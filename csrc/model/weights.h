@@ -1,0 +1,72 @@
+// A decoder's weights, by canonical name (pyserve/models/config.py lists them) and in packed form.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "model/config.h"
+
+namespace pyserve {
+
+struct NormWeight {
+  std::vector<float> weight;
+  std::vector<float> bias;  // LayerNorm only
+};
+
+struct LayerWeights {
+  NormWeight attn_norm;
+  Linear qkv;  // query, key and value rows, in this order
+  std::vector<float> q_norm;
+  std::vector<float> k_norm;
+  Linear o;
+  NormWeight attn_post_norm;
+  NormWeight mlp_norm;
+  Linear gate_up;  // gate rows, then up rows; without a gate, up rows only
+  Linear down;
+  NormWeight mlp_post_norm;
+};
+
+class Weights {
+ public:
+  Weights(const DecoderConfig& config, DType dtype, const Kernels& kernels);
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+
+  // Copies one tensor in. An unknown name is remembered for check(); a wrong shape throws
+  // std::invalid_argument.
+  void load(const std::string& name, std::span<const std::int64_t> shape, const float* data);
+  // Throws std::invalid_argument that lists what is missing and what was not expected.
+  void check() const;
+  std::size_t bytes() const;
+
+  const Linear& head() const { return tied_ ? embed : lm_head; }
+
+  Linear embed;
+  std::vector<float> positions;  // [context_length, hidden], or empty
+  std::vector<LayerWeights> layers;
+  NormWeight final_norm;
+
+ private:
+  struct Slot {
+    std::vector<std::int64_t> shape;
+    bool required;
+    bool loaded = false;
+    std::function<void(const float*)> copy;
+  };
+
+  void add_vector(const std::string& name, std::vector<float>& to, std::vector<std::int64_t> shape);
+  void add_norm(const std::string& name, NormWeight& norm, int size, bool bias);
+  void add_linear(const std::string& name, Linear& linear, int rows, int at);
+  void add_layer(int index, const DecoderConfig& config, DType dtype, const Kernels& kernels);
+
+  bool tied_;
+  Linear lm_head;
+  std::map<std::string, Slot> slots_;
+  std::vector<std::string> unexpected_;
+};
+
+}  // namespace pyserve
