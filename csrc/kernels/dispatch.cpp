@@ -22,6 +22,14 @@ bool isa_supported(Isa isa) {
   return isa == Isa::portable;
 }
 
+bool has_bfloat16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 namespace {
 
 const Kernels& table_of(Isa isa) {

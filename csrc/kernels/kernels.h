@@ -93,6 +93,8 @@ enum class Isa { portable, avx2, avx512 };
 
 // Whether this build and this processor have it.
 bool isa_supported(Isa isa);
+// Whether the processor has bfloat16 dot products.
+bool has_bfloat16();
 // By name; "" is PYSERVE_ISA or else the best there is. Throws std::invalid_argument for an unknown
 // or unsupported one.
 const Kernels& kernels_for(std::string_view name);

@@ -113,6 +113,7 @@ inline void bind_model(py::module_& m) {
         return names;
       },
       "Instruction sets that this build and this processor have, slowest first.");
+  m.def("has_bfloat16", &has_bfloat16, "Whether the processor has bfloat16 dot products (x86).");
   py::class_<Decoder>(m, "Decoder",
                       R"(A decoder-only transformer on the CPU, with its paged KV cache.
 

@@ -1,0 +1,133 @@
+"""The model on this machine's CPU, through the compiled decoder: what pyserve is built around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+from pyserve import _C
+from pyserve.backends.base import ForwardOutput, ModelInfo, PackedStep
+from pyserve.errors import ModelError
+from pyserve.models.config import DecoderConfig
+
+ELEMENT_SIZES = {"float32": 4, "bfloat16": 2}
+
+
+class WeightSource(Protocol):
+    """What a checkpoint must offer to be run: its shape and its weights under canonical names."""
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder's shape."""
+
+    @property
+    def quantization(self) -> str:
+        """How the weights are stored on disk ("none", "q8_0", ...)."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters, tied ones counted once."""
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Canonical name and floating-point tensor of every weight, one at a time."""
+
+
+def default_dtype() -> str:
+    """ "bfloat16" where the processor has instructions for it, else "float32"."""
+    return "bfloat16" if _C.has_bfloat16() else "float32"
+
+
+class NativeBackend:
+    """Implements :class:`~pyserve.backends.base.Backend` on ``pyserve._C.Decoder``.
+
+    Weights are copied in, packed for the processor's widest vectors; ``source`` can be closed afterwards.
+    ``dtype`` is "float32" or "bfloat16" (None: :func:`default_dtype`); ``isa`` forces an instruction set
+    ("": the best). ``progress`` is called with each weight's bytes at its source as it is taken in.
+
+    Raises :class:`~pyserve.errors.ModelError` where weights and shape do not fit, ValueError for an unknown
+    dtype or instruction set, MemoryError.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        *,
+        dtype: str | None = None,
+        isa: str = "",
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        dtype = dtype or default_dtype()
+        if dtype not in ELEMENT_SIZES:
+            raise ValueError(f"dtype must be one of {', '.join(ELEMENT_SIZES)}, got {dtype!r}")
+        config = source.config
+        decoder = _C.Decoder(config.as_dict(), dtype, isa)
+        try:
+            for name, tensor in source.tensors():
+                decoder.load(name, tensor)
+                if progress is not None:
+                    progress(tensor.nbytes)
+            decoder.seal()
+        except ValueError as error:
+            raise ModelError(f"{source.name}: {error}") from error
+        self._decoder: _C.Decoder | None = decoder
+        self._info = ModelInfo(
+            name=source.name,
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            hidden_size=config.hidden_size,
+            eos_token_ids=config.eos_token_ids,
+            dtype=dtype,
+            quantization=source.quantization,
+            num_parameters=source.num_parameters,
+            weight_bytes=decoder.weight_bytes,
+            kv_bytes_per_token=config.kv_bytes_per_token(ELEMENT_SIZES[dtype]),
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is loaded."""
+        return self._info
+
+    @property
+    def isa(self) -> str:
+        """Instruction set in use: "portable", "avx2" or "avx512"."""
+        return self._open.isa
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV storage, allocated so far (0 before :meth:`allocate`)."""
+        return self._open.kv_bytes
+
+    @property
+    def _open(self) -> _C.Decoder:
+        if self._decoder is None:
+            raise RuntimeError("the back-end is closed")
+        return self._decoder
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Reserves KV storage; the system hands the memory out as blocks are first written."""
+        self._open.allocate_kv(num_blocks, block_size)
+
+    def forward(self, packed: PackedStep, hidden_rows: Tensor) -> ForwardOutput:
+        """Runs one step with the GIL released. ValueError where an index is out of range."""
+        logits, hidden = self._open.forward(
+            packed.input_ids,
+            packed.positions,
+            packed.cu_seqlens,
+            packed.context_lens,
+            packed.slot_mapping,
+            packed.block_table,
+            packed.logit_rows,
+            hidden_rows,
+        )
+        return ForwardOutput(logits=logits, hidden=hidden)
+
+    def close(self) -> None:
+        """Gives weights and KV back."""
+        self._decoder = None
