@@ -47,6 +47,12 @@ def _llama3() -> transformers.PreTrainedModel:
     )
 
 
+def _wide() -> transformers.PreTrainedModel:
+    """Deep enough products for several depth blocks, and a head of odd width."""
+    changes = {"hidden_size": 324, "intermediate_size": 530, "num_hidden_layers": 2, "head_dim": 40}
+    return _llama(**changes)
+
+
 def _mistral() -> transformers.PreTrainedModel:
     return transformers.MistralForCausalLM(transformers.MistralConfig(**SHAPE, sliding_window=19))
 
@@ -84,6 +90,7 @@ def _gpt2() -> transformers.PreTrainedModel:
 MODELS = {
     "llama": _llama,
     "llama3": _llama3,
+    "wide": _wide,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
@@ -101,7 +108,7 @@ def random_model(name: str, seed: int = 0) -> transformers.PreTrainedModel:
             if parameter.dim() == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             else:
-                parameter.copy_(0.25 * torch.randn_like(parameter))
+                parameter.copy_(1.7 * parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
     return model
 
 

@@ -1,0 +1,120 @@
+"""A sequence's logits are the same bits whoever shares the step, however its tokens are cut into steps and
+wherever its blocks lie, on every instruction set and with any number of threads."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyserve._C import Decoder, get_num_threads, set_num_threads, supported_isas
+from tests.model.harness import Row, Runner, build_decoder, random_model, random_tokens
+
+VARIANTS = [
+    pytest.param((name, dtype, isa), id=f"{name}-{dtype}-{isa}")
+    for isa in supported_isas()
+    for name, dtype in [
+        ("llama", "float32"),
+        ("wide", "float32"),
+        ("wide", "bfloat16"),
+        ("mistral", "bfloat16"),
+        ("gemma3", "float32"),
+        ("gpt2", "float32"),
+    ]
+]
+
+
+@pytest.fixture(params=VARIANTS)
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    name, dtype, isa = request.param
+    return build_decoder(random_model(name), dtype=dtype, isa=isa)
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    before = get_num_threads()
+    yield
+    set_num_threads(before)
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))
+
+
+def alone(decoder: Decoder, tokens: list[int]) -> Tensor:
+    """The sequence by itself in one step."""
+    return Runner(decoder).run(Row(tokens), [])
+
+
+def test_any_chunking_gives_the_same_bits(decoder: Decoder) -> None:
+    tokens = random_tokens(75)
+    expected = alone(decoder, tokens)
+    for boundary in (1, 2, 5, 15, 16, 17, 31, 48, 64, 74):
+        actual = Runner(decoder, seed=boundary).run(Row(tokens), [boundary])
+        assert_same_bits(actual, expected)
+    rng = random.Random(1)
+    for seed in range(6):
+        chunks: list[int] = []
+        while (left := len(tokens) - sum(chunks)) > 0:
+            chunks.append(rng.randint(1, min(left, 20)))
+        assert_same_bits(Runner(decoder, seed=seed).run(Row(tokens), chunks), expected)
+
+
+def test_decoding_token_by_token_gives_the_bits_of_prefill(decoder: Decoder) -> None:
+    tokens = random_tokens(40, seed=2)
+    actual = Runner(decoder).run(Row(tokens), [1] * len(tokens))
+    assert_same_bits(actual, alone(decoder, tokens))
+
+
+@pytest.mark.parametrize("others", [1, 2, 3, 7, 12, 13, 20, 32])
+def test_company_does_not_change_bits(decoder: Decoder, others: int) -> None:
+    tokens = random_tokens(50, seed=3)
+    expected = alone(decoder, tokens)
+    rng = random.Random(others)
+    runner = Runner(decoder, num_blocks=512, seed=others)
+    row = Row(tokens)
+    company = [Row(random_tokens(rng.randint(30, 90), seed=100 + i)) for i in range(others)]
+    pieces = []
+    while row.computed < len(tokens):
+        left = len(tokens) - row.computed
+        work = [(row, min(left, rng.choice([1, 1, 3, 17])))]
+        unfinished = [r for r in company if r.computed < len(r.tokens)]
+        work += [(r, min(len(r.tokens) - r.computed, rng.choice([1, 1, 1, 8]))) for r in unfinished]
+        rng.shuffle(work)
+        at = [r is row for r, _ in work].index(True)
+        pieces.append(runner.step(work)[at])
+    assert_same_bits(torch.cat(pieces), expected)
+
+
+def test_threads_do_not_change_bits(decoder: Decoder, restored_threads: None) -> None:
+    tokens = random_tokens(90, seed=4)
+    set_num_threads(1)
+    expected = Runner(decoder).run(Row(tokens), [60])
+    for threads in (2, 3):
+        set_num_threads(threads)
+        assert_same_bits(Runner(decoder).run(Row(tokens), [60]), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("isa", supported_isas())
+def test_long_context_gives_the_same_bits_in_any_chunks(name: str, isa: str) -> None:
+    decoder = build_decoder(random_model(name), isa=isa)
+    tokens = random_tokens(1300, seed=5)
+    expected = alone(decoder, tokens)
+    for chunks in ([511, 1, 1, 300], [100] * 12, [1024, 200]):
+        assert_same_bits(Runner(decoder).run(Row(tokens), chunks), expected)
+
+
+def test_a_row_of_nan_stays_in_its_own_sequence() -> None:
+    model = random_model("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] = float("nan")
+    decoder = build_decoder(model)
+    tokens = [t for t in random_tokens(60, seed=6) if t != 7]
+    expected = alone(decoder, tokens)
+    runner = Runner(decoder, num_blocks=8)
+    poisoned = Row([1, 2, 7, 3] * 8)
+    assert runner.run(poisoned, [20]).isnan().any()
+    runner.free.extend(poisoned.blocks)  # its blocks are used again, NaN still in them
+    assert_same_bits(runner.run(Row(tokens), [30]), expected)
