@@ -1,0 +1,234 @@
+"""A tokenizer rebuilt from the metadata of a GGUF file (``tokenizer.ggml.*``).
+
+Two kinds: ``gpt2`` is byte-level BPE with its merges and a named pre-tokenizer; ``llama`` is SentencePiece
+BPE, whose merges follow from the scores of the pieces. Ids are those of the original tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import cast
+
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from pyserve.errors import ModelError
+from pyserve.models.pretokenizers import splitting_of
+from pyserve.models.tokenizer import TokenizerParts
+from pyserve.models.vocabulary import (
+    SPACE_MARK,
+    BytesOf,
+    byte_level_bytes,
+    sentencepiece_bytes,
+)
+
+Metadata = Mapping[str, object]
+
+
+class TokenType(IntEnum):
+    """``tokenizer.ggml.token_type``."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Ends of a turn or a text: files often name only one of them in `eos_token_id`.
+_ENDS = frozenset(
+    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
+     "<EOT>", "<|EOT|>", "<|END_OF_TURN_TOKEN|>", "<|endofturn|>", "<|return|>"}
+)  # fmt: skip
+
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # as the format spells it
+    "mask_token": "mask_token_id",
+}
+
+
+def read_metadata(metadata: Metadata) -> TokenizerParts:
+    """What the file says of its tokenizer. Raises ModelError on a kind that is not supported."""
+    kind = metadata.get("tokenizer.ggml.model")
+    match kind:
+        case "gpt2":
+            return _read_byte_level(metadata)
+        case "llama":
+            return _read_sentencepiece(metadata)
+        case None:
+            raise ModelError("The GGUF file holds no tokenizer (tokenizer.ggml.model is missing).")
+        case _:
+            raise ModelError(
+                f"The GGUF file's tokenizer {kind!r} is not supported (gpt2, llama are)."
+            )
+
+
+def _read_byte_level(metadata: Metadata) -> TokenizerParts:
+    tokens = _tokens(metadata)
+    splitting = splitting_of(metadata, len(tokens))
+    merges = [_split_merge(merge) for merge in _strings(metadata, "tokenizer.ggml.merges")]
+    vocab = {token: id_ for id_, token in enumerate(tokens)}
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=splitting.ignore_merges))
+    if splitting.normalizer is not None:
+        backend.normalizer = splitting.normalizer()
+    backend.pre_tokenizer = splitting.pre_tokenizer()
+    _add_tokens(backend, metadata, tokens)
+    return _parts(metadata, tokens, backend, byte_level_bytes, adds_bos=splitting.adds_bos)
+
+
+def _split_merge(merge: str) -> tuple[str, str]:
+    """The two sides. A side may itself start with a space in files that do not spell bytes."""
+    left, _, right = merge[1:].partition(" ")
+    return merge[0] + left, right
+
+
+def _read_sentencepiece(metadata: Metadata) -> TokenizerParts:
+    tokens = _tokens(metadata)
+    gemma = str(metadata.get("general.architecture")).startswith("gemma")
+    if gemma:  # runs of spaces are written as spaces there, unlike all other pieces
+        tokens = [SPACE_MARK * len(t) if t and not t.strip(" ") else t for t in tokens]
+    prefix_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    backend = Backend(_sentencepiece_model(metadata, tokens, by_position=gemma))
+    backend.normalizer = _sentencepiece_normalizer(metadata, prefix_space)
+    if (
+        gemma
+    ):  # as its tokenizer.json has it; without effect once spaces are marks, but part of the truth
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    _add_tokens(backend, metadata, tokens)
+    return _parts(
+        metadata, tokens, backend, sentencepiece_bytes, adds_bos=True, strips_space=prefix_space
+    )
+
+
+def _sentencepiece_normalizer(metadata: Metadata, prefix_space: bool) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if charsmap is not None:
+        steps.append(normalizers.Precompiled(bytes(cast("Sequence[int]", charsmap))))
+    if metadata.get("tokenizer.ggml.remove_extra_whitespaces", False):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if prefix_space:
+        steps.append(normalizers.Prepend(SPACE_MARK))
+    steps.append(normalizers.Replace(" ", SPACE_MARK))
+    return normalizers.Sequence(steps)
+
+
+def _sentencepiece_model(
+    metadata: Metadata, tokens: Sequence[str], *, by_position: bool
+) -> models.BPE:
+    """BPE with the merges that the pieces imply, best score first.
+
+    ``by_position``: the order of the pieces stands for the scores (Gemma, whose scores are not in order).
+    """
+    types = _types(metadata, len(tokens))
+    mergeable = {TokenType.NORMAL, TokenType.UNUSED} | (
+        {TokenType.USER_DEFINED} if by_position else set()
+    )
+    vocab = {token: id_ for id_, token in enumerate(tokens)}
+    usable = {token: id_ for token, id_ in vocab.items() if types[id_] in mergeable}
+    scores = _floats(metadata, "tokenizer.ggml.scores", len(tokens))
+    ranked = [
+        (id_ if by_position else -scores[id_], id_, usable[left], usable[right], left, right)
+        for token, id_ in usable.items()
+        for cut in range(1, len(token))
+        if (left := token[:cut]) in usable and (right := token[cut:]) in usable
+    ]
+    ranked.sort()
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    has_bytes = any(kind == TokenType.BYTE for kind in types)
+    return models.BPE(
+        vocab=vocab,
+        merges=[(left, right) for *_, left, right in ranked],
+        unk_token=None if unknown is None else tokens[cast(int, unknown)],
+        fuse_unk=True,
+        byte_fallback=has_bytes,
+    )
+
+
+def _add_tokens(backend: Backend, metadata: Metadata, tokens: Sequence[str]) -> None:
+    """Control tokens (never made of plain text) and user-defined ones (always matched whole)."""
+    added = []
+    for token, kind in zip(tokens, _types(metadata, len(tokens)), strict=True):
+        special = kind in (TokenType.CONTROL, TokenType.UNKNOWN)
+        spaces = not token.strip(SPACE_MARK)
+        if token and (special or (kind == TokenType.USER_DEFINED and not spaces)):
+            added.append(AddedToken(token, normalized=False, special=special))
+    backend.add_tokens(added)
+
+
+def _parts(
+    metadata: Metadata,
+    tokens: Sequence[str],
+    backend: Backend,
+    bytes_of: BytesOf,
+    *,
+    adds_bos: bool,
+    strips_space: bool = False,
+) -> TokenizerParts:
+    def token_id(key: str) -> int | None:
+        value = metadata.get(f"tokenizer.ggml.{key}")
+        return value if isinstance(value, int) and 0 <= value < len(tokens) else None
+
+    bos, eos = token_id("bos_token_id"), token_id("eos_token_id")
+    prefix = metadata.get("tokenizer.ggml.add_bos_token", adds_bos) and bos is not None
+    suffix = metadata.get("tokenizer.ggml.add_eos_token", False) and eos is not None
+    ends = [eos, token_id("eot_token_id"), token_id("eom_token_id")]
+    types = _types(metadata, len(tokens))
+    ends += [
+        id_
+        for id_, token in enumerate(tokens)
+        if types[id_] == TokenType.CONTROL and token in _ENDS
+    ]
+    template = metadata.get("tokenizer.chat_template")
+    return TokenizerParts(
+        backend=backend,
+        bytes_of=bytes_of,
+        prefix_ids=(bos,) if prefix and bos is not None else (),
+        suffix_ids=(eos,) if suffix and eos is not None else (),
+        strips_space=strips_space,
+        bos_token_id=bos,
+        eos_token_ids=tuple(dict.fromkeys(id_ for id_ in ends if id_ is not None)),
+        named={
+            name: tokens[id_] for name, key in _NAMED.items() if (id_ := token_id(key)) is not None
+        },
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _tokens(metadata: Metadata) -> list[str]:
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    # A few converters pad with the same spelling over and over; ids must stay, so later ones get a name.
+    seen: set[str] = set()
+    for id_, token in enumerate(tokens):
+        if token in seen:
+            tokens[id_] = f"<unused:{id_}>"
+        seen.add(tokens[id_])
+    return tokens
+
+
+def _strings(metadata: Metadata, key: str) -> list[str]:
+    value = metadata.get(key)
+    if value is None:
+        raise ModelError(f"The GGUF file lacks {key}.")
+    return list(cast("Sequence[str]", value))
+
+
+def _types(metadata: Metadata, count: int) -> Sequence[int]:
+    value = metadata.get("tokenizer.ggml.token_type")
+    return [TokenType.NORMAL] * count if value is None else cast("Sequence[int]", value)
+
+
+def _floats(metadata: Metadata, key: str, count: int) -> Sequence[float]:
+    value = metadata.get(key)
+    if value is None:
+        raise ModelError(f"The GGUF file lacks {key}.")
+    scores = cast("Sequence[float]", value)
+    if len(scores) != count:
+        raise ModelError(f"The GGUF file has {len(scores)} scores for {count} tokens.")
+    return scores
