@@ -1,0 +1,68 @@
+"""An opened checkpoint: its configuration, and its weights under canonical names, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from pyserve.models.architectures.weights import PlannedWeight
+from pyserve.models.config import DecoderConfig
+from pyserve.models.source import StoredSummary, TensorSource, summarize
+
+if TYPE_CHECKING:
+    from pyserve.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model ready to be loaded.
+
+    ``name`` is what the API calls it. Opening a checkpoint reads headers only: weights are read by
+    :meth:`tensors`, the tokenizer when it is first asked for.
+    """
+
+    name: str
+    path: Path
+    config: DecoderConfig
+    weights: tuple[PlannedWeight, ...]
+    source: TensorSource
+    make_tokenizer: Callable[[], Tokenizer]
+
+    @property
+    def architecture(self) -> str:
+        """The decoder family, "llama" for example."""
+        return self.config.architecture
+
+    @cached_property
+    def stored(self) -> StoredSummary:
+        """The weights as they are stored."""
+        return summarize(self.source.stored(weight.key) for weight in self.weights)
+
+    @property
+    def quantization(self) -> str:
+        """The stored type of most of the weights: "Q4_1", "BF16", "F32"."""
+        return self.stored.dtype
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the weights; tied embeddings count once."""
+        return self.stored.num_parameters
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight as (canonical name, tensor in float32, float16 or bfloat16), each read when asked for.
+
+        Names and shapes are those of :class:`~pyserve.models.config.DecoderConfig`. A tensor may be a view
+        of the mapped file: copy what is kept. Raises ModelError on a shape that does not fit.
+        """
+        for weight in self.weights:
+            yield from weight.apply(self.source.load(weight.key), self.config, str(self.path))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer, with its chat template. Raises ModelError where there is none."""
+        return self.make_tokenizer()

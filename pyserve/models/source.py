@@ -1,0 +1,55 @@
+"""What every checkpoint format offers: tensors by the name that the file gives them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a file's header says of a tensor: ``shape`` rows first, ``dtype`` as the format spells it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+class TensorSource(Protocol):
+    """Where weights are read from."""
+
+    def stored(self, name: str) -> StoredTensor:
+        """The header's word on a tensor; reads nothing."""
+
+    def load(self, name: str) -> Tensor:
+        """The tensor in float32, float16 or bfloat16 (perhaps a view of the file: read only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSummary:
+    """Some tensors together; ``dtype`` is the one that holds most of the elements."""
+
+    num_parameters: int
+    num_bytes: int
+    dtype: str
+
+
+def summarize(tensors: Iterable[StoredTensor]) -> StoredSummary:
+    """Adds up what the headers say."""
+    elements: Counter[str] = Counter()
+    num_bytes = 0
+    for tensor in tensors:
+        elements[tensor.dtype] += tensor.num_elements
+        num_bytes += tensor.num_bytes
+    dtype = elements.most_common(1)[0][0] if elements else "F32"
+    return StoredSummary(elements.total(), num_bytes, dtype)
