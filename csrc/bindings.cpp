@@ -3,6 +3,7 @@
 #include <torch/extension.h>
 
 #include "batch/step_buffers.h"
+#include "kernels/sample.h"
 #include "model/bind_decoder.h"
 #include "schedule/block_pool.h"
 #include "schedule/select.h"
@@ -215,7 +216,95 @@ void bind_batch(py::module_& m) {
 
 // --- sampling: SamplerState, sample ------------------------------------------------------------
 
-void bind_sampling(py::module_&) {}
+void bind_sampler_state(py::module_& m) {
+  py::class_<SamplerState>(m, "SamplerState", "How each row of a BlockPool wants its tokens drawn.")
+      .def(py::init<>())
+      .def(
+          "set",
+          [](SamplerState& state, int32_t row, float temperature, float top_p, int64_t top_k,
+             float min_p, float frequency_penalty, float presence_penalty, float repetition_penalty,
+             uint64_t seed, int64_t min_tokens, std::vector<int32_t> banned_until_min,
+             std::vector<std::pair<int32_t, float>> logit_bias, int64_t logprobs) {
+            state.set(row, {.temperature = temperature,
+                            .top_p = top_p,
+                            .top_k = top_k,
+                            .min_p = min_p,
+                            .frequency_penalty = frequency_penalty,
+                            .presence_penalty = presence_penalty,
+                            .repetition_penalty = repetition_penalty,
+                            .seed = seed,
+                            .min_tokens = min_tokens,
+                            .banned_until_min = std::move(banned_until_min),
+                            .logit_bias = std::move(logit_bias),
+                            .logprobs = logprobs});
+          },
+          py::arg("row"), py::kw_only(), py::arg("temperature") = 1.0, py::arg("top_p") = 1.0,
+          py::arg("top_k") = 0, py::arg("min_p") = 0.0, py::arg("frequency_penalty") = 0.0,
+          py::arg("presence_penalty") = 0.0, py::arg("repetition_penalty") = 1.0,
+          py::arg("seed") = 0, py::arg("min_tokens") = 0,
+          py::arg("banned_until_min") = std::vector<int32_t>{},
+          py::arg("logit_bias") = std::vector<std::pair<int32_t, float>>{},
+          py::arg("logprobs") = -1,
+          R"(Sets all of a row's parameters; those left out are off.
+
+Temperature 0 (below 1e-5) is greedy, top_k 0 off, `seed` 64 bits, `logit_bias` [(token, value)], `logprobs` how many
+top log-probabilities beside the drawn token's (-1: none at all). Until the row has `min_tokens` output
+tokens, none of `banned_until_min` is drawn. Frequency and presence penalties count output tokens, the
+repetition penalty prompt and output. ValueError where a value is out of range.)")
+      .def("clear", &SamplerState::clear, py::arg("row"), "Forgets a row; nothing if none is set.");
+}
+
+using Sampled = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Sampled sample_rows(const Tensor& logits, const BlockPool& pool, const SamplerState& state,
+                    const Tensor& rows, const py::object& error_type) {
+  const auto row_ids = ints(rows, "rows");
+  const auto count = int64_t(row_ids.size());
+  const auto values = span_of<float>(logits, "logits", 2);
+  TORCH_CHECK_VALUE(logits.size(0) == count, "logits must have one row for each of rows");
+  const int64_t width = top_width(state, row_ids);
+  const Sampled out{at::empty({count}, at::kInt), at::empty({count}, at::kFloat),
+                    at::empty({count, width}, at::kInt), at::empty({count, width}, at::kFloat)};
+  const SampleOutput spans{span_of<int32_t>(std::get<0>(out), "tokens"),
+                           span_of<float>(std::get<1>(out), "logprobs"),
+                           span_of<int32_t>(std::get<2>(out), "top_ids", 2),
+                           span_of<float>(std::get<3>(out), "top_logprobs", 2), width};
+  std::vector<SampleFailure> failures;
+  {
+    const py::gil_scoped_release no_gil;
+    failures = sample(values, pool, state, row_ids, spans);
+  }
+  if (failures.empty()) return out;
+  py::dict failed;
+  std::string message = "rows that cannot be sampled:";
+  for (const auto& [index, reason] : failures) {
+    failed[py::int_(index)] = reason;
+    message += " " + std::to_string(index) + " (" + reason + ")";
+  }
+  const py::object error = error_type(message);
+  error.attr("failed") = failed;
+  PyErr_SetObject(error_type.ptr(), error.ptr());
+  throw py::error_already_set();
+}
+
+void bind_sampling(py::module_& m) {
+  bind_sampler_state(m);
+  const py::object error = py::exception<std::runtime_error>(m, "SampleError", PyExc_ValueError);
+  error.attr("__doc__") =
+      "Rows that cannot be sampled. `failed`: {index into rows: why}. The others were not at fault:"
+      " sampling them again without these gives what they would have got.";
+  m.def(
+      "sample",
+      [error](const Tensor& logits, const BlockPool& pool, const SamplerState& state,
+              const Tensor& rows) { return sample_rows(logits, pool, state, rows, error); },
+      py::arg("logits"), py::arg("pool"), py::arg("state"), py::arg("rows"),
+      R"(Draws one token for each of `rows` (int32 [R]) from its `logits` (float32 [R, V]).
+
+Returns (tokens int32 [R], logprobs float32 [R], top_ids int32 [R, K], top_logprobs float32 [R, K]), K the most
+that any row asks for. Log-probabilities are of the logits as given; NaN for rows that want none. Beyond
+what a row asks for, top_ids is -1 and top_logprobs -infinity. The draw is a function of the row's logits,
+tokens, parameters and seed, and of its length: of nothing else in the batch. Raises SampleError.)");
+}
 
 // --- model: Decoder: in model/bind_decoder.h ---------------------------------------------------
 

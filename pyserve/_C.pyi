@@ -1,6 +1,6 @@
 """Types of the compiled extension; the docstrings live in ``csrc/bindings.cpp``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -105,6 +105,36 @@ class StepBuffers:
     def __init__(self, max_tokens: int, max_seqs: int, max_blocks: int) -> None: ...
 
 def pack(pool: BlockPool, rows: Tensor, takes: Tensor, buffers: StepBuffers) -> PackedStep: ...
+
+# --- sampling ---
+
+class SampleError(ValueError):
+    failed: dict[int, str]
+
+class SamplerState:
+    def __init__(self) -> None: ...
+    def set(
+        self,
+        row: int,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        min_tokens: int = 0,
+        banned_until_min: Sequence[int] = (),
+        logit_bias: Sequence[tuple[int, float]] = (),
+        logprobs: int = -1,
+    ) -> None: ...
+    def clear(self, row: int) -> None: ...
+
+def sample(
+    logits: Tensor, pool: BlockPool, state: SamplerState, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 # --- model ---
 

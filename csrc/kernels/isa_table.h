@@ -8,6 +8,7 @@
 #include "kernels/attention.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
+#include "kernels/softmax.h"
 
 namespace pyserve::PYSERVE_ISA {
 
@@ -28,6 +29,8 @@ inline Kernels table(const char* name) {
       .silu = silu,
       .gelu = gelu,
       .rotate = rotate,
+      .finite_max = finite_max,
+      .exp_sum = exp_sum,
   };
 }
 

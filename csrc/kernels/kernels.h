@@ -87,6 +87,11 @@ struct Kernels {
   void (*gelu)(float* x, int n);
   // Rotates x[i], x[i + half] by the angle whose cosine and sine are given, then scales both.
   void (*rotate)(float* x, const float* cosine, const float* sine, int half, float scale);
+
+  // The greatest of n values; NaN if one of them is NaN or +infinity.
+  float (*finite_max)(const float* x, int n);
+  // weights[i] = e^((x[i] - top) * scale) for x <= top; returns their sum.
+  float (*exp_sum)(const float* x, int n, float top, float scale, float* weights);
 };
 
 enum class Isa { portable, avx2, avx512 };
