@@ -1,0 +1,1 @@
+"""The ordinary endpoints, one Quart blueprint per API family."""
