@@ -72,7 +72,9 @@ async def _raw_only() -> Response:
 
 async def _request_error(error: RequestError) -> Response:
     context().log["error"] = error.code
-    headers = [(name.decode("ascii"), value.decode("latin-1")) for name, value in error_headers(error)]
+    headers = [
+        (name.decode("ascii"), value.decode("latin-1")) for name, value in error_headers(error)
+    ]
     response = Response(error_body(error), error.status, content_type="application/json")
     response.headers.extend(headers)
     return response

@@ -67,7 +67,9 @@ class Dispatcher:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = RequestContext.of(scope)
-        responder = Responder(_bounded(scope, send, self._config), context, self._config.write_timeout_s)
+        responder = Responder(
+            _bounded(scope, send, self._config), context, self._config.write_timeout_s
+        )
         started_s = time.perf_counter()
         with _bound(context):
             try:
@@ -115,7 +117,9 @@ class Dispatcher:
                 if not message.get("more_body", False):
                     break
         if scope.cancelled_caught:
-            raise RequestTimeout(f"the body did not arrive within {self._config.body_timeout_s:g} s")
+            raise RequestTimeout(
+                f"the body did not arrive within {self._config.body_timeout_s:g} s"
+            )
         body = b"".join(chunks)
         if body and context.method in ("POST", "PUT", "PATCH"):
             _require_json(context)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class HttpConfig:
     """Limits and time-outs of the wire. Sizes in bytes, times in seconds.
 
-    ``host`` beyond loopback is refused without API keys unless ``allow_remote``. ``header_timeout_s`` bounds a
-    request's head from its first byte to its last, ``body_timeout_s`` its body; ``keep_alive_s`` an idle
-    connection. ``write_timeout_s``: a client that accepts no byte for so long is cut off and its request
-    cancelled. ``drain_timeout_s``: how long running requests may go on after shutdown was asked for, and
-    ``close_timeout_s`` how long their last bytes may take after that. ``max_prompts`` bounds a list of prompts
-    or embedding inputs. ``max_jobs``/``job_bytes``: what the in-memory job store keeps, the oldest finished go
-    first; ``idempotency_*``: the same for remembered answers.
+    ``host`` beyond loopback is refused without API keys unless ``allow_remote``. ``header_timeout_s``
+    bounds a request's head from its first byte to its last, ``body_timeout_s`` its body; ``keep_alive_s`` an
+    idle connection. ``write_timeout_s``: a client that accepts no byte for so long is cut off and its
+    request cancelled. ``drain_timeout_s``: how long running requests may go on after shutdown was asked for,
+    and ``close_timeout_s`` how long their last bytes may take after that. ``max_prompts`` bounds a list of
+    prompts or embedding inputs. ``max_jobs``/``job_bytes``: what the in-memory job store keeps, the oldest
+    finished go first; ``idempotency_*``: the same for remembered answers.
     """
 
     host: str = "127.0.0.1"

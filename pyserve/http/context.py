@@ -98,7 +98,9 @@ class Responder:
                 await self._send(message)
             self.finished = True
 
-    async def json(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    async def json(
+        self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> None:
         """The whole answer."""
         await self.whole(status, body, b"application/json", headers)
 

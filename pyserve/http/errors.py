@@ -13,7 +13,7 @@ from pyserve.errors import InvalidRequest, RequestError
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong. ``param`` names the field of the body at fault, ``code`` is stable and machine-readable."""
+    """What went wrong. ``param`` names the field of the body at fault, ``code`` is for machines."""
 
     message: str
     type: str
@@ -110,7 +110,7 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """Headers that belong to this error: ``Retry-After`` in whole seconds, ``Allow``, ``WWW-Authenticate``."""
+    """This error's own headers: ``Retry-After`` in whole seconds, ``Allow``, ``WWW-Authenticate``."""
     headers: list[tuple[bytes, bytes]] = []
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in (429, 503):

@@ -14,7 +14,7 @@ import trio
 
 from pyserve.core.events import ChoiceFinished, FinishReason, Started, Token
 from pyserve.errors import RequestError
-from pyserve.http.interfaces import Assembler, StreamEvent, StreamLike
+from pyserve.http.interfaces import Assembler, StreamEvent, StreamLike, TextDeltaLike
 from pyserve.http.shapes import PromptTokensDetails, Timings, Usage
 from pyserve.http.state import ServerState
 from pyserve.http.work import Work
@@ -23,11 +23,15 @@ from pyserve.telemetry.metrics import RequestObservation
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one choice: text that can no longer change, the tokens it came from, perhaps the end."""
+    """News of one choice: text that can no longer change, the tokens it came from, perhaps the end.
+
+    ``offsets[i]`` is where the text of ``tokens[i]`` starts in the choice's text, in characters.
+    """
 
     index: int
     text: str
     tokens: tuple[Token, ...] = ()
+    offsets: tuple[int, ...] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -105,6 +109,7 @@ def _choice(state: ServerState, work: Work, index: int) -> _Choice:
         stop=work.stop,
         include_stop=work.include_stop,
         skip_special_tokens=work.skip_special_tokens,
+        min_tokens=work.specs[0].sampling.min_tokens,
     )
     return _Choice(index, assembler)
 
@@ -196,32 +201,24 @@ class _Pump:
         now: float,
     ) -> Delta | None:
         self._observe_gap(choice, len(tokens), now)
-        text: list[str] = []
-        released: list[Token] = []
         silent_stop = end is not None and end.stop_token is not None and not self._work.include_stop
+        pieces: list[TextDeltaLike] = []
         for position, token in enumerate(tokens):
             choice.output_tokens += 1
             if silent_stop and position == len(tokens) - 1:
                 break  # the stop token counts, its text is not part of the answer
-            piece = choice.assembler.push((token,))
-            text.append(piece.text)
-            released.extend(piece.tokens)
-            if piece.stopped is not None:
+            pieces.append(choice.assembler.push((token,)))
+            if pieces[-1].stopped is not None:
                 choice.finish_reason = "stop"
                 if end is None:
                     prompt.stream.stop_choice(token.index)
-                return Delta(choice.index, "".join(text), tuple(released), "stop", piece.stopped)
+                return _joined(choice.index, pieces, "stop", pieces[-1].stopped)
         if end is None:
-            return Delta(choice.index, "".join(text), tuple(released)) if released or any(text) else None
-        last = choice.assembler.finish(end.reason)
+            delta = _joined(choice.index, pieces)
+            return delta if delta.text or delta.tokens else None
+        pieces.append(choice.assembler.finish(end.reason))
         choice.finish_reason = end.reason.value
-        return Delta(
-            choice.index,
-            "".join(text) + last.text,
-            (*released, *last.tokens),
-            "stop" if last.stopped is not None else end.reason.value,
-            last.stopped if last.stopped is not None else self._stop_reason(end),
-        )
+        return _joined(choice.index, pieces, end.reason.value, self._stop_reason(end))
 
     def _observe_gap(self, choice: _Choice, tokens: int, now: float) -> None:
         if tokens:
@@ -233,7 +230,25 @@ class _Pump:
 
     def _stop_reason(self, end: ChoiceFinished) -> int | None:
         wanted = self._work.specs[0].sampling.stop_token_ids
-        return end.stop_token if end.reason is FinishReason.STOP and end.stop_token in wanted else None
+        return (
+            end.stop_token if end.reason is FinishReason.STOP and end.stop_token in wanted else None
+        )
+
+
+def _joined(
+    index: int,
+    pieces: Sequence[TextDeltaLike],
+    finish_reason: str | None = None,
+    stop_reason: str | int | None = None,
+) -> Delta:
+    return Delta(
+        index,
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.tokens),
+        tuple(offset for piece in pieces for offset in piece.offsets),
+        finish_reason,
+        stop_reason,
+    )
 
 
 def _outcome(state: ServerState, work: Work, prompts: Sequence[_Prompt]) -> Outcome:

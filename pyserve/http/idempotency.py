@@ -123,7 +123,9 @@ class Idempotency:
     def _make_room(self) -> None:
         self._expire(lambda: len(self._records) >= self._entries)
         if len(self._records) >= self._entries:
-            raise QueueFull("too many requests with an Idempotency-Key are running", retry_after_s=1.0)
+            raise QueueFull(
+                "too many requests with an Idempotency-Key are running", retry_after_s=1.0
+            )
 
     def _expire(self, crowded: Callable[[], bool]) -> None:
         """Forgets complete answers that are too old, and the oldest ones while it is ``crowded``."""

@@ -107,7 +107,9 @@ class Inference:
         check_model(self._state, body.model)
         size = self._state.engine.info.hidden_size
         if body.dimensions is not None and body.dimensions > size:
-            raise InvalidRequest(f"this model's embeddings have {size} dimensions", param="dimensions")
+            raise InvalidRequest(
+                f"this model's embeddings have {size} dimensions", param="dimensions"
+            )
         prompts = await encode_prompts(
             self._state, body.input, "input", limit=self._config.max_prompts
         )

@@ -27,27 +27,27 @@ def chat_logprobs(tokenizer: TokenizerLike, tokens: Sequence[Token]) -> ChatLogp
 
 
 def completion_logprobs(
-    tokenizer: TokenizerLike, tokens: Sequence[Token], top: int, offset: int
+    tokenizer: TokenizerLike, tokens: Sequence[Token], offsets: Sequence[int], top: int
 ) -> CompletionLogprobs:
-    """Parallel lists; ``offset`` is where the first token's text begins in the choice's text, in characters.
+    """Parallel lists; ``offsets`` is where each token's text begins in the choice's text, in characters.
 
     ``top_logprobs`` holds the ``top`` likeliest tokens and the chosen one, as OpenAI's does.
     """
-    shown = [token for token in tokens if token.logprobs is not None]
-    texts = [tokenizer.token_text(token.token) for token in shown]
-    offsets, likeliest = [], []
-    for text, token in zip(texts, shown, strict=True):
-        assert token.logprobs is not None
-        offsets.append(offset)
-        offset += len(text)
+    texts, chosen, shown_offsets, likeliest = [], [], [], []
+    for token, offset in zip(tokens, offsets, strict=True):
+        if token.logprobs is None:
+            continue
+        texts.append(tokenizer.token_text(token.token))
+        chosen.append(_finite(token.logprobs.logprob))
+        shown_offsets.append(offset)
         best = {tokenizer.token_text(i): _finite(p) for i, p in token.logprobs.top[:top]}
-        best.setdefault(text, _finite(token.logprobs.logprob))
+        best.setdefault(texts[-1], chosen[-1])
         likeliest.append(best)
     return CompletionLogprobs(
         tokens=texts,
-        token_logprobs=[_finite(token.logprobs.logprob) for token in shown if token.logprobs],
+        token_logprobs=chosen,
         top_logprobs=likeliest if top else None,
-        text_offset=offsets,
+        text_offset=shown_offsets,
     )
 
 

@@ -93,9 +93,7 @@ OPERATIONS: Sequence[Operation] = (
         errors=_WORK,
         parameters=(_IDEMPOTENCY,),
     ),
-    Operation(
-        "get", "/v1/models", "models", "List models", shapes.ModelList, errors=(400, 401)
-    ),
+    Operation("get", "/v1/models", "models", "List models", shapes.ModelList, errors=(400, 401)),
     Operation(
         "get",
         "/v1/models/{model}",
@@ -191,9 +189,7 @@ OPERATIONS: Sequence[Operation] = (
         errors=(503,),
         is_open=True,
     ),
-    Operation(
-        "get", "/livez", "operations", "The loop answers", shapes.Alive, is_open=True
-    ),
+    Operation("get", "/livez", "operations", "The loop answers", shapes.Alive, is_open=True),
     Operation(
         "get",
         "/readyz",
@@ -224,7 +220,7 @@ _ERRORS = {
 
 def document(*, with_keys: bool) -> dict[str, Any]:
     """The whole document as JSON-ready values; ``with_keys``: the server asks for API keys."""
-    types = [ErrorBody]
+    types: list[type[msgspec.Struct]] = [ErrorBody]
     for operation in OPERATIONS:
         types += [kind for kind in (operation.answer, operation.body) if kind is not None]
     unique = list(dict.fromkeys(types))
@@ -262,7 +258,9 @@ def _describe(
     if not content:
         content["text/plain"] = {"schema": {"type": "string"}}
     error = {"application/json": {"schema": refs[ErrorBody]}}
-    answers: dict[str, Any] = {str(operation.status): {"description": "Success", "content": content}}
+    answers: dict[str, Any] = {
+        str(operation.status): {"description": "Success", "content": content}
+    }
     for status in operation.errors:
         unready = status == 503 and operation.answer in (shapes.Health, shapes.Alive)
         answers[str(status)] = {

@@ -31,8 +31,8 @@ body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:60rem;padding:1.
 h1{margin:0}h2{margin:2rem 0 .5rem;text-transform:capitalize}
 code,textarea,pre,input{font:13px/1.45 ui-monospace,monospace}
 details{border:1px solid var(--line);border-radius:8px;margin:.5rem 0;overflow:hidden}
-summary{cursor:pointer;padding:.55rem .8rem;background:var(--soft);display:flex;gap:.7rem;align-items:baseline;
-flex-wrap:wrap}
+summary{cursor:pointer;padding:.55rem .8rem;background:var(--soft);display:flex;gap:.7rem;
+align-items:baseline;flex-wrap:wrap}
 .in{padding:.4rem .9rem 1rem}
 .m{color:#fff;border-radius:5px;padding:.1rem .5rem;font-weight:600;font-size:12px;text-transform:uppercase}
 .get{background:var(--get)}.post{background:var(--post)}.delete{background:var(--delete)}

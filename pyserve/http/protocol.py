@@ -52,7 +52,9 @@ class _H11(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.method == b"PRI":
-            await super()._check_protocol(event)  # an "Upgrade: h2c" is ignored: HTTP/1.1 answers it
+            await super()._check_protocol(
+                event
+            )  # an "Upgrade: h2c" is ignored: HTTP/1.1 answers it
 
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, Body) and self._chunked and self.connection.our_state is h11.SEND_BODY:
@@ -95,7 +97,7 @@ class _H2(H2Protocol):
 
 
 class _StreamBuffer(StreamBuffer):
-    """Hypercorn's, with back-pressure that holds: it resumes when little is *left*, not when little was sent."""
+    """Hypercorn's, with back-pressure that holds: it resumes when little is *left*, not *sent*."""
 
     async def pop(self, max_length: int) -> bytes:
         length = min(len(self.buffer), max_length)

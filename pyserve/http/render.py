@@ -22,6 +22,7 @@ from pyserve.http.shapes import (
     ChatMessage,
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
 )
 
 DONE = b"data: [DONE]\n\n"
@@ -34,6 +35,7 @@ class Collected:
 
     text: list[str] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     finish_reason: Any = None
     stop_reason: str | int | None = None
 
@@ -50,6 +52,7 @@ class Collector:
             choice = self.choices[delta.index]
             choice.text.append(delta.text)
             choice.tokens.extend(delta.tokens)
+            choice.offsets.extend(delta.offsets)
             if delta.finish_reason is not None:
                 choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
 
@@ -166,7 +169,7 @@ class ChatRenderer:
 
 
 class CompletionRenderer:
-    """``/v1/completions``. ``logprobs``: how many of the likeliest tokens to show (None: no log-probabilities)."""
+    """``/v1/completions``. ``logprobs``: how many of the likeliest tokens to show (None: none at all)."""
 
     def __init__(
         self,
@@ -180,7 +183,6 @@ class CompletionRenderer:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._frame = _Frame("text_completion", answer_id, model, include_usage)
-        self._offsets: dict[int, int] = {}
 
     def events(self, deltas: Sequence[Delta]) -> bytes:
         """One event a choice with news."""
@@ -189,12 +191,14 @@ class CompletionRenderer:
     def _choice(self, delta: Delta) -> bytes:
         logprobs = b"null"
         if self._logprobs is not None and delta.tokens:
-            offset = self._offsets.get(delta.index, 0)
-            shown = completion_logprobs(self._tokenizer, delta.tokens, self._logprobs, offset)
-            self._offsets[delta.index] = offset + len(delta.text)
-            logprobs = _encode(shown)
+            logprobs = _encode(self._shown(delta.tokens, delta.offsets, self._logprobs))
         head = b'{"index":%d,"text":%b,"logprobs":%b'
         return head % (delta.index, _encode(delta.text), logprobs) + _ending(delta)
+
+    def _shown(
+        self, tokens: Sequence[Token], offsets: Sequence[int], top: int
+    ) -> CompletionLogprobs:
+        return completion_logprobs(self._tokenizer, tokens, offsets, top)
 
     def last(self, outcome: Outcome) -> bytes:
         """The usage event, if asked for, and the end mark."""
@@ -206,7 +210,7 @@ class CompletionRenderer:
         for index, choice in enumerate(collected.choices):
             shown = None
             if self._logprobs is not None:
-                shown = completion_logprobs(self._tokenizer, choice.tokens, self._logprobs, 0)
+                shown = self._shown(choice.tokens, choice.offsets, self._logprobs)
             text = "".join(choice.text)
             choices.append(
                 CompletionChoice(index, text, shown, choice.finish_reason, choice.stop_reason)

@@ -42,7 +42,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
             Meta(
                 ge=1,
                 le=2**31 - 1,
-                description="Deadline from arrival, in milliseconds: refused or expired with 504, never late.",
+                description="Deadline from arrival, milliseconds: refused or expired with 504, never late.",
             ),
         ]
         | None

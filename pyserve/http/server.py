@@ -133,7 +133,7 @@ def _refuse_exposure(state: ServerState, config: HttpConfig) -> None:
     if state.keys.keys or config.allow_remote or _is_loopback(config.host):
         return
     raise PyserveError(
-        f"refusing to listen on {config.host} without API keys: give a key file, or allow_remote to do it anyway"
+        f"refusing to listen on {config.host} without API keys: give a key file, or set allow_remote"
     )
 
 

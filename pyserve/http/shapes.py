@@ -42,7 +42,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     """OpenAI's completion style, parallel lists."""
 
     tokens: list[str]
-    token_logprobs: list[float | None]
+    token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
     text_offset: list[int]
 
@@ -184,16 +184,19 @@ class Detokenized(msgspec.Struct, frozen=True):
     prompt: str
 
 
+Readiness = Literal["ok", "draining", "unavailable"]
+
+
 class Alive(msgspec.Struct, frozen=True):
     """Answer of ``/livez`` and ``/readyz``."""
 
-    status: Literal["ok", "draining", "unavailable"]
+    status: Readiness
 
 
 class Health(msgspec.Struct, frozen=True):
     """Answer of ``/health``. ``throttled``: new requests are being refused now."""
 
-    status: Literal["ok", "draining", "unavailable"]
+    status: Readiness
     requests_running: int
     requests_waiting: int
     tokens_waiting: int
@@ -248,5 +251,3 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
     first_id: str | None
     last_id: str | None
-
-

@@ -47,7 +47,7 @@ class Connection(TCPServer):
         """Serves the connection until either side closes it."""
         try:
             await self._serve()
-        except OSError:
+        except* OSError:
             pass  # gone before it was set up
         except* Exception as group:
             _log.error("connection failed", error=repr(group.exceptions), exc_info=group)

@@ -104,7 +104,7 @@ def _param(message: str) -> str | None:
 
 
 def refuse_unsupported(raw: Mapping[str, Any], model: type[msgspec.Struct]) -> None:
-    """Raises :class:`Unsupported` for the first field that is known, not supported, and asks for something."""
+    """Raises :class:`Unsupported` for a field that is known, not supported, and asks for something."""
     _refuse(raw, _UNSUPPORTED, "")
     best_of = raw.get("best_of")
     if best_of is not None and best_of != (raw.get("n") or 1):
@@ -132,9 +132,7 @@ def _refuse_in_message(message: Mapping[str, Any], prefix: str) -> None:
                 raise InvalidRequest("a text part needs a string `text`", param=where)
 
 
-def _refuse(
-    raw: Mapping[str, Any], table: Mapping[str, tuple[object, ...]], prefix: str
-) -> None:
+def _refuse(raw: Mapping[str, Any], table: Mapping[str, tuple[object, ...]], prefix: str) -> None:
     for name in raw.keys() & table.keys():
         value = raw[name]
         if value is not None and not any(_same(value, allowed) for allowed in table[name]):

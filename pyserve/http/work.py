@@ -52,7 +52,9 @@ class Work:
 def check_model(state: ServerState, model: str | None) -> None:
     """Raises :class:`ModelNotFound` where the body names another model than the one served."""
     if model is not None and model != state.model:
-        raise ModelNotFound(f"the model {model!r} is not served here; {state.model!r} is", param="model")
+        raise ModelNotFound(
+            f"the model {model!r} is not served here; {state.model!r} is", param="model"
+        )
 
 
 async def encode_prompts(
@@ -123,7 +125,9 @@ async def off_loop(function: Callable[[], T], size: int) -> T:
     """Runs ``function`` in a thread where ``size`` characters make it slow, else here."""
     if size <= _THREAD_CHARS:
         return function()
-    return await trio.to_thread.run_sync(function, limiter=_tokenizer_threads, abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(
+        function, limiter=_tokenizer_threads, abandon_on_cancel=True
+    )
 
 
 def _check_ids(state: ServerState, ids: Sequence[int], field: str) -> None:
@@ -132,10 +136,10 @@ def _check_ids(state: ServerState, ids: Sequence[int], field: str) -> None:
     if max(ids) >= state.engine.info.vocab_size:
         size = state.engine.info.vocab_size
         raise InvalidRequest(f"token id {max(ids)} is beyond the vocabulary of {size}", param=field)
-    if len(ids) >= state.engine.info.context_length:
+    if len(ids) >= state.context_length:
         raise ContextLengthExceeded(
             f"the prompt has {len(ids)} tokens, the model's context is "
-            f"{state.engine.info.context_length} tokens, output included",
+            f"{state.context_length} tokens, output included",
             param=field,
         )
 
@@ -185,7 +189,13 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, 
 
 def stop_strings(body: Sampling) -> tuple[str, ...]:
     """The stop strings, none of them empty."""
-    stop = () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    stop = (
+        ()
+        if body.stop is None
+        else (body.stop,)
+        if isinstance(body.stop, str)
+        else tuple(body.stop)
+    )
     if not all(stop):
         raise InvalidRequest("a stop string must not be empty", param="stop")
     if any(len(text) > 1024 for text in stop):
@@ -208,11 +218,9 @@ def build_work(
     n = body.n or 1
     specs = []
     for index, prompt in enumerate(prompts):
-        room = state.engine.info.context_length - len(prompt)
+        room = state.context_length - len(prompt)
         default = room if chat else min(_COMPLETION_MAX_TOKENS, room)
-        sampling = sampling_params(
-            state, body, max_tokens=max_tokens or default, logprobs=logprobs
-        )
+        sampling = sampling_params(state, body, max_tokens=max_tokens or default, logprobs=logprobs)
         suffix = "" if len(prompts) == 1 else f"-{index}"
         specs.append(
             RequestSpec(

@@ -107,7 +107,7 @@ class JobRunner:
     async def next_events(
         self, job_id: str, after: int, timeout_s: float
     ) -> tuple[Sequence[JobEvent], bool]:
-        """Events beyond number ``after``, waiting up to ``timeout_s`` for one; and whether they are the last."""
+        """Events beyond ``after``, waiting up to ``timeout_s`` for one; and whether they are the last."""
         live = self._live.get(job_id)
         if live is not None:
             changed = live.changed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import IO, Any, Literal
+from typing import Any, Literal, TextIO
 
 import msgspec
 import structlog
@@ -17,7 +17,7 @@ LogFormat = Literal["json", "console"]
 
 
 def setup_logging(
-    log_format: LogFormat = "console", level: str = "info", stream: IO[str] | None = None
+    log_format: LogFormat = "console", level: str = "info", stream: TextIO | None = None
 ) -> None:
     """Configures structlog, and sends the standard library's warnings and errors the same way.
 
@@ -56,7 +56,7 @@ def _common() -> list[structlog.typing.Processor]:
     ]
 
 
-def _final(log_format: LogFormat, out: IO[str]) -> list[structlog.typing.Processor]:
+def _final(log_format: LogFormat, out: TextIO) -> list[structlog.typing.Processor]:
     if log_format == "json":
         return [structlog.processors.format_exc_info, _to_json]
     return [structlog.dev.ConsoleRenderer(colors=out.isatty())]

@@ -57,10 +57,14 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self._aliases: dict[str, str] = {}
         self._native = CollectorRegistry(auto_describe=False)
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token", _SECONDS)
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token", _SECONDS
+        )
         self._gap = self._histogram("inter_token_latency_seconds", "Between two tokens", _SECONDS)
         self._tpot = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time per output token after the first", _SECONDS
+            "request_time_per_output_token_seconds",
+            "Mean time per output token after the first",
+            _SECONDS,
         )
         self._total = self._histogram("e2e_request_latency_seconds", "Arrival to the end", _SECONDS)
         self._queue = self._histogram("request_queue_time_seconds", "In the waiting line", _SECONDS)
@@ -125,7 +129,9 @@ class Metrics:
 
     def http_request(self, method: str, status: int) -> None:
         """Counts one HTTP answer (499: the client had gone); unusual methods count together."""
-        method = method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT") else "other"
+        method = (
+            method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT") else "other"
+        )
         child = self._http_children.get((method, status))
         if child is None:
             child = self._http_children[method, status] = self._http.labels(method, str(status))
@@ -178,7 +184,9 @@ class _Collector(Collector):
         return copy
 
     @staticmethod
-    def _add(families: dict[str, Metric], name: str, sample: Sample, labels: dict[str, str]) -> None:
+    def _add(
+        families: dict[str, Metric], name: str, sample: Sample, labels: dict[str, str]
+    ) -> None:
         suffix = {"counter": "_total", "info": "_info"}.get(sample.kind, "")
         family = families.get(name)
         if family is None:

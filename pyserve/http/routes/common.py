@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +16,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 def context() -> RequestContext:
     """The context that the dispatcher made for the request in hand."""
-    found: RequestContext = request.scope[SCOPE_KEY]  # type: ignore[typeddict-item]
+    found: RequestContext = request.scope[SCOPE_KEY]  # type: ignore[literal-required]
     return found
 
 
@@ -29,7 +28,7 @@ def body_of(model: type[T]) -> T:
     return parsed
 
 
-def json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON answer."""
     return Response(msgspec.json.encode(value), status, headers, content_type="application/json")
 

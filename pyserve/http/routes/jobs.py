@@ -81,7 +81,7 @@ class JobRoutes:
         return {"/submit": self._submit, "/v1/jobs": self._submit}
 
     async def _submit(
-        self, context: RequestContext, receive: Receive, responder: Responder
+        self, context: RequestContext, _receive: Receive, responder: Responder
     ) -> None:
         await self._idempotency.once(context, responder, self._accept)
 

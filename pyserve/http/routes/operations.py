@@ -9,7 +9,7 @@ from quart import Blueprint, Response
 
 import pyserve
 from pyserve.http.routes.common import json, text
-from pyserve.http.shapes import Alive, Build, Health, Version
+from pyserve.http.shapes import Alive, Build, Health, Readiness, Version
 from pyserve.http.state import ServerState
 
 
@@ -57,8 +57,8 @@ def blueprint(state: ServerState) -> Blueprint:
     return routes
 
 
-def readiness(state: ServerState) -> str:
-    """"ok", "draining", or "unavailable" where steps have stopped making progress."""
+def readiness(state: ServerState) -> Readiness:
+    """ "ok", "draining", or "unavailable" where steps have stopped making progress."""
     if state.engine.draining or state.shutdown.is_set():
         return "draining"
     return "ok" if state.engine.ready else "unavailable"

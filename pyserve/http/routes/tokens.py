@@ -25,7 +25,7 @@ def blueprint(state: ServerState) -> Blueprint:
             raise InvalidRequest("give exactly one of prompt and messages", param="prompt")
         ids = await _encode(state, body)
         texts = [state.tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
-        return json(Tokenized(len(ids), state.engine.info.context_length, ids, texts))
+        return json(Tokenized(len(ids), state.context_length, ids, texts))
 
     @routes.post("/detokenize")
     async def detokenize() -> Response:
