@@ -13,6 +13,7 @@
 #define PYSERVE_ISA avx2
 #define PYSERVE_LANES 8
 #define PYSERVE_TILE_ROWS 6
+#define PYSERVE_DEPTH_BLOCK 256
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)

@@ -13,6 +13,7 @@
 #define PYSERVE_ISA avx512
 #define PYSERVE_LANES 16
 #define PYSERVE_TILE_ROWS 12
+#define PYSERVE_DEPTH_BLOCK 256
 
 #if defined(__clang__)
 #pragma clang attribute push( \

@@ -12,6 +12,7 @@
 #define PYSERVE_ISA portable
 #define PYSERVE_LANES 4
 #define PYSERVE_TILE_ROWS 6
+#define PYSERVE_DEPTH_BLOCK 128
 
 #include "kernels/isa_table.h"
 

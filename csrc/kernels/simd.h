@@ -96,13 +96,21 @@ PYSERVE_INLINE Vec exp(Vec x) {
   return x < low ? Vec{} : scaled;
 }
 
+// Memory to bring near while a loop runs: `step` more bytes of it at each turn; nothing at step 0.
+struct Ahead {
+  const char* from = nullptr;
+  std::ptrdiff_t step = 0;
+};
+
 // Adds a[r, p] * b_v[p, lanes] to acc[r][v], p ascending over [0, depth): the one inner loop that
 // matrix products and attention share. Every acc lane is its own chain, so tile shapes do not
 // change bits.
-template <int Rows, int Vectors, typename T>
+template <int Rows, int Vectors, typename T, bool Prefetch = false>
 PYSERVE_INLINE void accumulate(Vec (&acc)[Rows][Vectors], const float* a, std::ptrdiff_t lda,
-                               const T* const (&b)[Vectors], std::ptrdiff_t ldb, int depth) {
+                               const T* const (&b)[Vectors], std::ptrdiff_t ldb, int depth,
+                               Ahead ahead = {}) {
   for (int p = 0; p < depth; ++p) {
+    if constexpr (Prefetch) __builtin_prefetch(ahead.from + p * ahead.step);
     Vec column[Vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) column[v] = load(b[v] + p * ldb);

@@ -59,13 +59,15 @@ inline DecoderConfig decoder_config(const py::dict& d) {
   return c;
 }
 
+inline DType dtype_named(const std::string& name) {
+  TORCH_CHECK_VALUE(name == "float32" || name == "bfloat16",
+                    "dtype must be float32 or bfloat16, got ", name);
+  return name == "float32" ? DType::float32 : DType::bfloat16;
+}
+
 inline std::unique_ptr<Decoder> make_decoder(const py::dict& config, const std::string& dtype,
                                              const std::string& isa) {
-  TORCH_CHECK_VALUE(dtype == "float32" || dtype == "bfloat16",
-                    "dtype must be float32 or bfloat16, got ", dtype);
-  return std::make_unique<Decoder>(decoder_config(config),
-                                   dtype == "float32" ? DType::float32 : DType::bfloat16,
-                                   kernels_for(isa));
+  return std::make_unique<Decoder>(decoder_config(config), dtype_named(dtype), kernels_for(isa));
 }
 
 inline void load_weight(Decoder& decoder, const std::string& name, const at::Tensor& tensor) {
@@ -96,6 +98,25 @@ inline std::pair<at::Tensor, at::Tensor> decoder_forward(
   return {logits, hidden};
 }
 
+inline std::unique_ptr<Linear> make_linear(const at::Tensor& weight, const std::string& dtype,
+                                           const std::string& isa) {
+  TORCH_CHECK_VALUE(weight.dim() == 2, "weight must be [out, in]");
+  const at::Tensor data = weight.to(at::kCPU, at::kFloat).contiguous();
+  const int out = static_cast<int>(data.size(0)), in = static_cast<int>(data.size(1));
+  auto linear = std::make_unique<Linear>(kernels_for(isa), dtype_named(dtype), out, in);
+  linear->pack(shared_pool(), data.const_data_ptr<float>(), out, 0);
+  return linear;
+}
+
+inline at::Tensor apply_linear(const Linear& linear, const at::Tensor& x) {
+  const auto from = span_of<float>(x, "x", 2);
+  TORCH_CHECK_VALUE(x.size(1) == linear.in(), "x must be [rows, ", linear.in(), "]");
+  at::Tensor y = at::empty({x.size(0), linear.out()}, at::kFloat);
+  linear.apply(shared_pool(), from.data(), linear.in(), static_cast<int>(x.size(0)),
+               y.mutable_data_ptr<float>(), linear.out());
+  return y;
+}
+
 inline void bind_model(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def("set_num_threads", &set_num_threads, no_gil, py::arg("threads"),
@@ -114,6 +135,15 @@ inline void bind_model(py::module_& m) {
       },
       "Instruction sets that this build and this processor have, slowest first.");
   m.def("has_bfloat16", &has_bfloat16, "Whether the processor has bfloat16 dot products (x86).");
+  py::class_<Linear>(m, "Linear",
+                     R"(A linear layer's weight [out, in], packed for one instruction set.
+
+The decoder's matrix product by itself, for tests and measurements.)")
+      .def(py::init(&make_linear), no_gil, py::arg("weight"), py::arg("dtype") = "float32",
+           py::arg("isa") = "")
+      .def("apply", &apply_linear, no_gil, py::arg("x"),
+           "x W^T for float32 x [rows, in], float32 [rows, out]; a row's bits depend on it alone.")
+      .def_property_readonly("bytes", &Linear::bytes);
   py::class_<Decoder>(m, "Decoder",
                       R"(A decoder-only transformer on the CPU, with its paged KV cache.
 
