@@ -16,7 +16,7 @@ from pyserve.errors import InvalidRequest
 from pyserve.models.chat_template import ChatTemplate
 from pyserve.models.detokenizer import IncrementalDetokenizer
 from pyserve.models.guard import GuardedEncoder
-from pyserve.models.vocabulary import BytesOf
+from pyserve.models.vocabulary import BytesOf, byte_level_bytes
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,9 @@ class Tokenizer:
         return piece
 
     def _read_piece(self, id_: int) -> bytes | str:
-        if (added := self._added.get(id_)) is not None:
-            return added.content
+        added = self._added.get(id_)
+        if added is not None and self._bytes_of is byte_level_bytes:
+            return added.content  # spelled as it reads, not in the byte alphabet
         spelling = self._backend.id_to_token(id_)
         if spelling is None:  # a hole in the vocabulary
             return ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import cast
 
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from pyserve.errors import ModelError
@@ -90,17 +90,19 @@ def _split_merge(merge: str) -> tuple[str, str]:
 
 def _read_sentencepiece(metadata: Metadata) -> TokenizerParts:
     tokens = _tokens(metadata)
-    gemma = str(metadata.get("general.architecture")).startswith("gemma")
-    if gemma:  # runs of spaces are written as spaces there, unlike all other pieces
-        tokens = [SPACE_MARK * len(t) if t and not t.strip(" ") else t for t in tokens]
     prefix_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    backend = Backend(_sentencepiece_model(metadata, tokens, by_position=gemma))
-    backend.normalizer = _sentencepiece_normalizer(metadata, prefix_space)
     if (
-        gemma
-    ):  # as its tokenizer.json has it; without effect once spaces are marks, but part of the truth
-        backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
-    _add_tokens(backend, metadata, tokens)
+        not prefix_space
+    ):  # user-defined pieces hold spaces where all others hold marks (Gemma's "  ")
+        types = _types(metadata, len(tokens))
+        user_defined = (id_ for id_, kind in enumerate(types) if kind == TokenType.USER_DEFINED)
+        for id_ in user_defined:
+            tokens[id_] = tokens[id_].replace(" ", SPACE_MARK)
+    backend = Backend(_sentencepiece_model(metadata, tokens))
+    backend.normalizer = _sentencepiece_normalizer(metadata, prefix_space)
+    # Matched after spaces became marks, like SentencePiece does; but a normalizer that puts a space in
+    # front would do so to the pieces as well.
+    _add_tokens(backend, metadata, tokens, normalized=not prefix_space)
     return _parts(
         metadata, tokens, backend, sentencepiece_bytes, adds_bos=True, strips_space=prefix_space
     )
@@ -119,22 +121,16 @@ def _sentencepiece_normalizer(metadata: Metadata, prefix_space: bool) -> normali
     return normalizers.Sequence(steps)
 
 
-def _sentencepiece_model(
-    metadata: Metadata, tokens: Sequence[str], *, by_position: bool
-) -> models.BPE:
-    """BPE with the merges that the pieces imply, best score first.
-
-    ``by_position``: the order of the pieces stands for the scores (Gemma, whose scores are not in order).
-    """
+def _sentencepiece_model(metadata: Metadata, tokens: Sequence[str]) -> models.BPE:
+    """BPE with the merges that the pieces imply, best score first."""
     types = _types(metadata, len(tokens))
-    mergeable = {TokenType.NORMAL, TokenType.UNUSED} | (
-        {TokenType.USER_DEFINED} if by_position else set()
-    )
     vocab = {token: id_ for id_, token in enumerate(tokens)}
-    usable = {token: id_ for token, id_ in vocab.items() if types[id_] in mergeable}
+    usable = {
+        t: id_ for t, id_ in vocab.items() if types[id_] in (TokenType.NORMAL, TokenType.UNUSED)
+    }
     scores = _floats(metadata, "tokenizer.ggml.scores", len(tokens))
     ranked = [
-        (id_ if by_position else -scores[id_], id_, usable[left], usable[right], left, right)
+        (-scores[id_], id_, usable[left], usable[right], left, right)
         for token, id_ in usable.items()
         for cut in range(1, len(token))
         if (left := token[:cut]) in usable and (right := token[cut:]) in usable
@@ -151,14 +147,21 @@ def _sentencepiece_model(
     )
 
 
-def _add_tokens(backend: Backend, metadata: Metadata, tokens: Sequence[str]) -> None:
-    """Control tokens (never made of plain text) and user-defined ones (always matched whole)."""
+def _add_tokens(
+    backend: Backend, metadata: Metadata, tokens: Sequence[str], *, normalized: bool = False
+) -> None:
+    """Control tokens (never made of plain text) and user-defined ones (always matched whole).
+
+    ``normalized``: user-defined ones are matched in the normalized text.
+    """
     added = []
     for token, kind in zip(tokens, _types(metadata, len(tokens)), strict=True):
-        special = kind in (TokenType.CONTROL, TokenType.UNKNOWN)
-        spaces = not token.strip(SPACE_MARK)
-        if token and (special or (kind == TokenType.USER_DEFINED and not spaces)):
-            added.append(AddedToken(token, normalized=False, special=special))
+        if not token:
+            continue
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            added.append(AddedToken(token, normalized=False, special=True))
+        elif kind == TokenType.USER_DEFINED:
+            added.append(AddedToken(token, normalized=normalized, special=False))
     backend.add_tokens(added)
 
 
