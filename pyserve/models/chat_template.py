@@ -51,10 +51,8 @@ class ChatTemplate:
         marked = self._render(messages, add_generation_prompt, extras)
         try:
             return self._guard.encode_marked(marked)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"A message is not valid Unicode: {error.reason}.", param="messages"
-            ) from error
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param="messages") from error
 
     def _render(
         self, messages: Sequence[Message], add_generation_prompt: bool, extras: Mapping[str, Any]

@@ -16,6 +16,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from pyserve.errors import InvalidRequest
+
 
 class GuardedEncoder:
     """Encodes text with ``control`` tokens (id -> spelling) out of reach."""
@@ -36,7 +38,7 @@ class GuardedEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` without any control token or added prefix."""
-        ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids = encode_text(self._backend, text)
         return [self._ids.get(id_, id_) for id_ in ids] if self._ids else ids
 
     def mark(self, value: Any) -> Any:
@@ -67,6 +69,20 @@ class GuardedEncoder:
     def unmark(self, rendered: str) -> str:
         """A rendered template as a reader would see it."""
         return rendered.replace(self._open, "").replace(self._close, "")
+
+
+def encode_text(backend: Backend, text: str) -> list[int]:
+    """Ids of ``text``, the GIL released meanwhile (only the batch calls of the library do so).
+
+    Raises InvalidRequest for text that is not Unicode (an unpaired surrogate).
+    """
+    try:
+        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except TypeError as error:  # the one kind of str that the library refuses
+        raise InvalidRequest(
+            "The text is not valid Unicode: it has an unpaired surrogate."
+        ) from error
+    return ids
 
 
 def _twin(

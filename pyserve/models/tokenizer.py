@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from pyserve.errors import InvalidRequest
 from pyserve.models.chat_template import ChatTemplate
 from pyserve.models.detokenizer import IncrementalDetokenizer
-from pyserve.models.guard import GuardedEncoder
+from pyserve.models.guard import GuardedEncoder, encode_text
 from pyserve.models.vocabulary import BytesOf, byte_level_bytes
 
 
@@ -91,13 +91,7 @@ class Tokenizer:
         ``parse_special`` reads control tokens spelled in ``text`` as control; otherwise they are text.
         Raises InvalidRequest for text that is not Unicode (an unpaired surrogate).
         """
-        try:
-            if parse_special:
-                ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-            else:
-                ids = self._guard.encode(text)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"The text is not valid Unicode: {error.reason}.") from error
+        ids = encode_text(self._backend, text) if parse_special else self._guard.encode(text)
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
