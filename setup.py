@@ -6,14 +6,28 @@ present; ``PYSERVE_CUDA=0`` leaves them out, ``PYSERVE_CUDA=1`` insists on them.
 """
 
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.errors import PlatformError
 
+
+def find_cuda() -> None:
+    """Set ``CUDA_HOME``, before torch guesses it, to what nvcc itself calls its top folder."""
+    if "CUDA_HOME" in os.environ or "CUDA_PATH" in os.environ or not shutil.which("nvcc"):
+        return
+    command = ["nvcc", "--dryrun", "-E", "-x", "cu", os.devnull]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    if found := re.search(r"^#\$ TOP=(.+)$", shown, re.MULTILINE):
+        os.environ["CUDA_HOME"] = str(Path(found[1]).resolve())
+
+
+find_cuda()
 try:
     import torch
     from torch.utils import cpp_extension
@@ -46,6 +60,8 @@ def missing_for_cuda() -> str | None:
         return f"the installed torch ({torch.__version__}) is built without CUDA"
     if cpp_extension.CUDA_HOME is None or not Path(cpp_extension.CUDA_HOME, "bin", "nvcc").exists():
         return "nvcc was not found (is the CUDA toolkit installed? CUDA_HOME points to it)"
+    if not Path(cpp_extension.CUDA_HOME, "include", "cuda.h").exists():
+        return f"there is no include/cuda.h in {cpp_extension.CUDA_HOME} (CUDA_HOME)"
     return None
 
 
@@ -57,7 +73,11 @@ def with_cuda() -> bool:
     missing = missing_for_cuda()
     if wish == "1" and missing is not None:
         raise SystemExit(f"pyserve: PYSERVE_CUDA=1, but {missing}")
-    return wish != "0" and missing is None and bool(sources(".cu"))
+    if wish == "0" or not sources(".cu"):
+        return False
+    if missing is not None:
+        print(f"pyserve: without CUDA, since {missing}")
+    return missing is None
 
 
 def compile_jobs() -> int:

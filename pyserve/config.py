@@ -116,7 +116,9 @@ class Settings:
     )
     allow_remote: bool = _http(flag(), False, "Listen on other than loopback without API keys.")
     api_keys_file: Path | None = _http(
-        path(optional=True), None, "TOML file of API keys: name, key hash, weight, limits."
+        path(optional=True),
+        None,
+        "TOML file of API keys: name, key hash, weight, limits. Default: none.",
     )
     body_limit: int = _http(size(), 8 << 20, "Longest request body.")
     body_timeout_s: float = _http(number(above=0), 30.0, "Time a client has to send its body.")

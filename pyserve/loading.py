@@ -1,0 +1,98 @@
+"""From settings to a model in memory: checkpoint, back-end, tokenizer, and the plan of the KV cache."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pyserve import _C
+from pyserve.backends.base import Backend
+from pyserve.backends.native import NativeBackend
+from pyserve.config import Settings
+from pyserve.errors import ModelError
+from pyserve.memory import KvPlan, plan_kv
+from pyserve.models.hub import fetch_from_hub, parse_reference
+from pyserve.models.load import open_checkpoint
+from pyserve.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory, its tokenizer, and the KV cache that it is going to get.
+
+    ``processor`` says what computes, for people: "avx512, 2 threads".
+    """
+
+    backend: Backend
+    tokenizer: Tokenizer
+    architecture: str
+    processor: str
+    kv: KvPlan
+    load_s: float
+
+
+def load_model(settings: Settings) -> Loaded:
+    """Open the checkpoint, build the back-end and plan its KV cache.
+
+    Raises :class:`~pyserve.errors.PyserveError` with what to do.
+    """
+    start = time.monotonic()
+    if settings.threads is not None:
+        _C.set_num_threads(settings.threads)
+        torch.set_num_threads(settings.threads)
+    open_backend = _native if settings.backend == "native" else _transformers
+    backend, tokenizer, architecture, processor = open_backend(settings)
+    try:
+        kv = plan_kv(
+            bytes_per_token=backend.info.kv_bytes_per_token,
+            block_size=settings.block_size,
+            context_length=_context_length(settings, backend.info.context_length),
+            max_sequences=settings.max_batch_requests,
+            wanted_bytes=settings.kv_memory,
+        )
+    except BaseException:
+        backend.close()
+        raise
+    return Loaded(backend, tokenizer, architecture, processor, kv, time.monotonic() - start)
+
+
+def _native(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
+    checkpoint = open_checkpoint(settings.model)
+    tokenizer = checkpoint.tokenizer
+    backend = NativeBackend(checkpoint, dtype=None if settings.dtype == "auto" else settings.dtype)
+    processor = f"{backend.isa}, {_C.get_num_threads()} threads"
+    return backend, tokenizer, checkpoint.architecture, processor
+
+
+def _transformers(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
+    from pyserve.backends.transformers import TransformersBackend
+
+    if settings.model is None:
+        raise ModelError("--backend transformers needs --model: a directory or a hub id")
+    dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    backend = TransformersBackend.from_pretrained(settings.model, dtype=dtype)
+    tokenizer = Tokenizer.from_directory(_directory(settings.model))
+    return backend, tokenizer, "transformers", f"torch, {torch.get_num_threads()} threads"
+
+
+def _directory(ref: str) -> Path:
+    path = Path(ref).expanduser()
+    if path.is_dir():
+        return path
+    reference = parse_reference(ref)
+    if reference is None:
+        raise ModelError(f"{ref} is neither a directory nor a hub id")
+    return fetch_from_hub(reference)
+
+
+def _context_length(settings: Settings, longest: int) -> int:
+    if settings.context_length is None:
+        return longest
+    if settings.context_length > longest:
+        raise ModelError(
+            f"context_length: {settings.context_length} tokens were asked for, the model has {longest}"
+        )
+    return settings.context_length
