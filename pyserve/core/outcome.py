@@ -1,0 +1,146 @@
+"""What a step's outcome means for its sequences: tokens, ends, failures, and the events that tell of them."""
+
+from __future__ import annotations
+
+import torch
+
+from pyserve.core.events import ChoiceFinished, Embedding, Event, FinishReason, Token, TokenLogprobs
+from pyserve.core.ledger import Ledger
+from pyserve.core.sequence import Sequence
+from pyserve.core.state import Signal, State
+from pyserve.core.step import Plan, Sampled, StepOutcome
+
+OUTPUT_COST = 2.0
+"""What an output token counts for a tenant, where a prompt token counts 1 (as in the VTC paper)."""
+
+
+class Settler:
+    """Borrows the ledger; called once for each step that was run."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._ending: list[tuple[Sequence, FinishReason, int | None]] = []
+        self.output_tokens = 0
+        self.prefill_tokens = 0
+
+    def settle(
+        self, plan: Plan, chosen: list[tuple[Sequence, int]], outcome: StepOutcome
+    ) -> tuple[Event, ...]:
+        """Advances everybody who did not fail, and ends who is done.
+
+        Raises RuntimeError, before anything has changed, where the outcome does not fit the plan.
+        """
+        self._check(chosen, outcome)
+        events: list[Event] = []
+        self._fail(outcome, events)
+        self._advance(plan, chosen, outcome)
+        self.prefill_tokens += plan.prefill_tokens
+        for row, hidden in outcome.hidden.items():
+            sequence = self._ledger.by_row[row]
+            values = tuple(hidden.tolist())
+            events.append(Embedding(sequence.request.spec.request_id, values))
+            events += self._ledger.finish_choice(sequence)
+        rows: list[int] = []
+        tokens: list[int] = []
+        for part in outcome.sampled:
+            self._take_tokens(part, len(plan.rows), rows, tokens, events)
+        if rows:
+            self._ledger.pool.append(_ints(rows), _ints(tokens))
+        self._end(events)
+        return tuple(events)
+
+    def _check(self, chosen: list[tuple[Sequence, int]], outcome: StepOutcome) -> None:
+        reached = {s.row for s, take in chosen if take == s.length - s.computed}
+        rows = {s.row for s, _ in chosen}
+        given = [row for part in outcome.sampled for row in part.rows.tolist()]
+        given += outcome.hidden
+        failed = outcome.failed.keys()
+        unique = set(given)
+        if len(unique) != len(given) or unique & failed or not failed <= rows:
+            raise RuntimeError("the outcome names a row twice, or one that was not in the step")
+        if unique != reached - failed:
+            raise RuntimeError(
+                f"the step reached the end of rows {sorted(map(str, reached - failed))},"
+                f" the outcome is of {sorted(unique)}"
+            )
+
+    def _fail(self, outcome: StepOutcome, events: list[Event]) -> None:
+        for row, error in outcome.failed.items():
+            sequence = self._ledger.by_row.get(row)  # None: a sibling has failed too
+            if sequence is not None:
+                events.append(self._ledger.abort(sequence.request, Signal.FAIL, error))
+
+    def _advance(
+        self, plan: Plan, chosen: list[tuple[Sequence, int]], outcome: StepOutcome
+    ) -> None:
+        """Nothing that a failed step computed counts; all the rest does."""
+        rows, takes = plan.rows, plan.takes
+        if outcome.failed:
+            chosen = [(sequence, take) for sequence, take in chosen if not sequence.state.final]
+            rows = _ints([s.row for s, _ in chosen if s.row is not None])
+            takes = _ints([take for _, take in chosen])
+        self._ledger.pool.advance(rows, takes)
+        for sequence, take in chosen:
+            sequence.computed += take
+
+    def _take_tokens(
+        self,
+        part: Sampled,
+        batch_size: int,
+        rows: list[int],
+        tokens: list[int],
+        events: list[Event],
+    ) -> None:
+        """Files one part's tokens as events; those to be carried on go to ``rows`` and ``tokens``."""
+        by_row, line = self._ledger.by_row, self._ledger.line
+        logprobs: list[float] = part.logprobs.tolist()
+        wide = part.top_ids.shape[1] > 0
+        top_ids = part.top_ids.tolist() if wide else ()
+        top_logprobs = part.top_logprobs.tolist() if wide else ()
+        for i, (row, token) in enumerate(
+            zip(part.rows.tolist(), part.tokens.tolist(), strict=True)
+        ):
+            sequence = by_row.get(row)
+            if sequence is None:  # a sibling of one that failed
+                continue
+            spec = sequence.request.spec
+            wanted = spec.sampling.logprobs
+            found = None
+            if wanted is not None:
+                top = tuple(zip(top_ids[i], top_logprobs[i], strict=True))[:wanted] if wide else ()
+                found = TokenLogprobs(logprobs[i], top)
+            events.append(Token(spec.request_id, sequence.index, token, found, batch_size))
+            sequence.outputs += 1
+            sequence.length += 1
+            self.output_tokens += 1
+            line.charge(sequence, OUTPUT_COST)
+            rows.append(row)
+            tokens.append(token)
+            self._judge(sequence, token)
+            if sequence.state is State.PREFILL:
+                sequence.signal(Signal.PREFILLED)
+                if not sequence.request.forked:
+                    self._ledger.fork(sequence.request)
+
+    def _judge(self, sequence: Sequence, token: int) -> None:
+        """Notes whether the token was the sequence's last."""
+        request = sequence.request
+        sampling = request.spec.sampling
+        if token in request.stop_tokens and sequence.outputs > sampling.min_tokens - 1:
+            self._ending.append((sequence, FinishReason.STOP, token))
+        elif (
+            sequence.outputs >= sampling.max_tokens
+            or sequence.length >= self._ledger.config.context_length
+        ):
+            self._ending.append((sequence, FinishReason.LENGTH, None))
+
+    def _end(self, events: list[Event]) -> None:
+        ending, self._ending = self._ending, []
+        for sequence, reason, token in ending:
+            request_id = sequence.request.spec.request_id
+            events.append(ChoiceFinished(request_id, sequence.index, reason, token))
+            events += self._ledger.finish_choice(sequence)
+
+
+def _ints(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)

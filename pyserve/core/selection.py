@@ -1,0 +1,206 @@
+"""One step's choice: gathers candidates in rank order, lets the extension select, and moves who must move.
+
+The work grows with the batch, not with the line: from the line come only as many as there may be room for,
+and the first that does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from pyserve import _C
+from pyserve.core.events import Event
+from pyserve.core.ledger import Ledger
+from pyserve.core.sequence import Sequence
+from pyserve.core.spec import Task
+from pyserve.core.step import Plan
+from pyserve.core.steptime import StepTime
+
+
+@dataclass(slots=True)
+class _Candidates:
+    """What goes to select: the running, then those popped from the line, then the other holders."""
+
+    sequences: list[Sequence]
+    want: list[int] = field(default_factory=list)
+    need_free: list[int] = field(default_factory=list)
+    popped: list[Sequence] = field(default_factory=list)
+    prefill_budget: int = -1
+
+
+class Selector:
+    """Borrows the ledger and the step-time model."""
+
+    def __init__(self, ledger: Ledger, steptime: StepTime) -> None:
+        self._ledger = ledger
+        self._steptime = steptime
+        self._config = ledger.config
+        self._staged: Sequence | None = None  # the head of the line that found no room last time
+        self.starts = 0  # requests that left the line, ever
+
+    def select(self, now: float) -> tuple[Plan, list[tuple[Sequence, int]]]:
+        """The next step, and its sequences with what each takes. Empty where nobody is there to run."""
+        found = self._gather(now)
+        running = len(self._ledger.running)
+        selection = _C.select(
+            self._ledger.pool,
+            _ints([s.row for s in found.sequences]),  # type: ignore[misc]
+            _ints(found.want),
+            _running_flags(running, len(found.sequences)),
+            _ints(found.need_free),
+            _C.Limits(
+                self._config.max_batch_tokens,
+                self._config.max_batch_requests,
+                found.prefill_budget,
+            ),
+        )
+        taken = list(zip(found.sequences, selection.take.tolist(), strict=True))
+        for index, kept_blocks in selection.preempted:
+            self._ledger.preempt(found.sequences[index], kept_blocks)
+        for index, kept_blocks in selection.trimmed:
+            self._ledger.trim(found.sequences[index], kept_blocks)
+        events = self._settle_popped(taken[running : running + len(found.popped)], now)
+        chosen = [(sequence, take) for sequence, take in taken if take]
+        return _plan(chosen, events), chosen
+
+    def _gather(self, now: float) -> _Candidates:
+        running = self._ledger.running
+        found = _Candidates(list(running))
+        remaining = [s.length - s.computed for s in running]
+        decoding = remaining.count(1)
+        prefill_left = self._config.max_batch_tokens - decoding
+        if decoding:
+            found.prefill_budget = self._prefill_budget(running)
+            prefill_left = min(prefill_left, found.prefill_budget)
+        found.want = remaining
+        found.need_free = [0] * len(running)
+        available, promised = self._ledger.pool.available_blocks, 0
+        size = self._config.block_size
+        for sequence, tokens in zip(running, remaining, strict=True):
+            take = 1
+            if tokens > 1:
+                take = min(tokens, max(prefill_left, 0))
+                prefill_left -= take
+            computed = sequence.computed
+            now_blocks = -(-(computed + take) // size)
+            available -= now_blocks - -(-computed // size)
+            if tokens > 1:
+                promised += -(-sequence.length // size) - now_blocks
+        self._gather_waiting(found, now, prefill_left, available, promised)
+        return found
+
+    def _gather_waiting(
+        self, found: _Candidates, now: float, prefill_left: int, available: int, promised: int
+    ) -> None:
+        """Pops who may be admitted: until slots, tokens or blocks run out, as far as can be foretold.
+
+        ``available`` blocks are left when all running ones have got theirs; ``promised`` ones are needed by
+        prompts that are under way.
+        """
+        ledger, config = self._ledger, self._config
+        size, watermark = config.block_size, config.watermark_blocks
+        slots = config.max_batch_requests - len(ledger.running)
+        while slots > 0 and prefill_left > 0 and (sequence := ledger.line.pop(now)) is not None:
+            ledger.stage(sequence)
+            if not sequence.admitted and not sequence.index:
+                sequence.charged = sequence.remaining
+                ledger.line.charge(sequence, sequence.charged)
+            take = min(sequence.remaining, prefill_left)
+            held = sequence.held_blocks
+            whole = max(-(-(sequence.length + self._headroom(sequence)) // size), held)
+            need_free = whole - held + promised + watermark
+            found.popped.append(sequence)
+            found.want.append(sequence.remaining)
+            found.need_free.append(need_free)
+            if need_free > available:
+                break
+            chunk = max(-(-(sequence.computed + take) // size), held)
+            available -= chunk - held
+            promised += whole - chunk
+            prefill_left -= take
+            slots -= 1
+        if self._staged is not None and self._staged not in found.popped:
+            self._unstage(self._staged)
+        self._staged = None
+        rest = sorted(ledger.holders.difference(found.popped), key=lambda s: s.rank)
+        found.sequences += found.popped + rest
+        found.want += [0] * len(rest)
+        found.need_free += [0] * len(rest)
+
+    def _settle_popped(self, popped: list[tuple[Sequence, int]], now: float) -> list[Event]:
+        """Admits those who take something; the others go back in line."""
+        events: list[Event] = []
+        for sequence, take in popped:
+            if take:
+                fresh = not sequence.request.started
+                if (started := self._ledger.admit(sequence, now)) is not None:
+                    events.append(started)
+                self.starts += fresh
+                continue
+            if sequence.charged and not sequence.admitted:
+                self._ledger.line.charge(sequence, -sequence.charged)
+                sequence.charged = 0.0
+            self._ledger.line.push(sequence)
+            if sequence.admitted:
+                continue
+            if self._staged is None:
+                self._staged = sequence
+            else:
+                self._unstage(sequence)
+        return events
+
+    def _unstage(self, sequence: Sequence) -> None:
+        if sequence.row is not None and not sequence.admitted:
+            self._ledger.unstage(sequence)
+
+    def _headroom(self, sequence: Sequence) -> int:
+        """Output tokens that must find room too: for one that was squeezed out before, some."""
+        if not sequence.admitted:
+            return 0
+        return min(self._config.headroom_tokens, max(sequence.most_outputs - 1, 0))
+
+    def _prefill_budget(self, running: Iterable[Sequence]) -> int:
+        """Prefill tokens that stretch this step by no more than ``max_prefill_s``; at least a block of them.
+
+        Reckoned for the longest context that is prefilling: the dearest tokens.
+        """
+        context = max((s.computed for s in running if s.length - s.computed > 1), default=0)
+        tokens = self._steptime.prefill_within(self._config.max_prefill_s, context)
+        return int(max(min(tokens, self._config.max_batch_tokens), self._config.block_size))
+
+
+def _plan(chosen: list[tuple[Sequence, int]], events: list[Event]) -> Plan:
+    prefill = decode = attended = 0
+    embeds = []
+    for sequence, take in chosen:
+        computed = sequence.computed
+        if take == 1 and sequence.length - computed == 1:
+            decode += 1
+            attended += computed + 1
+        else:
+            prefill += take
+            attended += take * computed + take * (take + 1) // 2
+        if sequence.request.spec.task is Task.EMBED:
+            embeds.append(sequence.row)
+    return Plan(
+        rows=_ints([s.row for s, _ in chosen]),  # type: ignore[misc]
+        takes=_ints([take for _, take in chosen]),
+        embeds=frozenset(row for row in embeds if row is not None),
+        events=tuple(events),
+        prefill_tokens=prefill,
+        decode_sequences=decode,
+        attended_tokens=attended,
+    )
+
+
+def _ints(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _running_flags(running: int, total: int) -> torch.Tensor:
+    flags = torch.zeros(total, dtype=torch.uint8)
+    flags[:running] = 1
+    return flags
