@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = 1 << 20
-"""Elements dequantised at a time: the temporaries then stay in cache, however large the tensor."""
+_CHUNK_ELEMENTS = (1 << 15) - 256
+"""Elements dequantised at a time. The temporaries stay in cache, and each operation is just too small for
+torch to share between threads, whose barriers cost more than the work where other processes run too."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from pyserve.errors import ModelError
 from pyserve.models.architectures import GGUFHeader, find_gguf
+from pyserve.models.architectures.base import first_of
 from pyserve.models.architectures.weights import plan_weights
 from pyserve.models.checkpoint import Checkpoint
 from pyserve.models.fields import Fields
 from pyserve.models.gguf import GGUFFile
+from pyserve.models.tokenizer_gguf import end_token_ids
 
 if TYPE_CHECKING:
     from pyserve.models.tokenizer import Tokenizer
@@ -59,7 +61,10 @@ def _header(file: GGUFFile) -> GGUFHeader:
         factors = tuple(file.load("rope_freqs.weight").flatten().tolist())
     return GGUFHeader(
         fields=Fields(file.metadata, where, f"{name}."),
-        tokenizer=Fields(file.metadata, where, "tokenizer.ggml."),
+        bos_token_id=first_of(
+            Fields(file.metadata, where, "tokenizer.ggml.").token_ids("bos_token_id")
+        ),
+        eos_token_ids=end_token_ids(file.metadata),
         vocab_size=embedding.shape[0],
         rope_factors=factors,
         tied="output.weight" not in file.tensors,

@@ -165,6 +165,22 @@ def _add_tokens(
     backend.add_tokens(added)
 
 
+def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
+    """Every id that ends a text or a turn: those that the metadata names, and control tokens spelled so."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        return ()
+    named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    ends = [id_ for id_ in named if isinstance(id_, int) and 0 <= id_ < len(tokens)]
+    types = _types(metadata, len(tokens))
+    ends += [
+        id_
+        for id_, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == TokenType.CONTROL and token in _ENDS
+    ]
+    return tuple(dict.fromkeys(ends))
+
+
 def _parts(
     metadata: Metadata,
     tokens: Sequence[str],
@@ -181,13 +197,6 @@ def _parts(
     bos, eos = token_id("bos_token_id"), token_id("eos_token_id")
     prefix = metadata.get("tokenizer.ggml.add_bos_token", adds_bos) and bos is not None
     suffix = metadata.get("tokenizer.ggml.add_eos_token", False) and eos is not None
-    ends = [eos, token_id("eot_token_id"), token_id("eom_token_id")]
-    types = _types(metadata, len(tokens))
-    ends += [
-        id_
-        for id_, token in enumerate(tokens)
-        if types[id_] == TokenType.CONTROL and token in _ENDS
-    ]
     template = metadata.get("tokenizer.chat_template")
     return TokenizerParts(
         backend=backend,
@@ -196,7 +205,7 @@ def _parts(
         suffix_ids=(eos,) if suffix and eos is not None else (),
         strips_space=strips_space,
         bos_token_id=bos,
-        eos_token_ids=tuple(dict.fromkeys(id_ for id_ in ends if id_ is not None)),
+        eos_token_ids=end_token_ids(metadata),
         named={
             name: tokens[id_] for name, key in _NAMED.items() if (id_ := token_id(key)) is not None
         },

@@ -30,13 +30,14 @@ class HuggingFaceFormat:
 class GGUFHeader:
     """What a GGUF file says about its model besides the weights.
 
-    ``fields`` reads the keys of the architecture ("block_count" for "llama.block_count"), ``tokenizer``
-    those of the tokenizer ("eos_token_id"). ``rope_factors`` is the rope_freqs tensor, by which each
-    frequency is divided, or None. ``tied`` when there is no output.weight.
+    ``fields`` reads the keys of the architecture ("block_count" for "llama.block_count"). ``rope_factors`` is
+    the rope_freqs tensor, by which each frequency is divided, or None. ``tied`` when there is no
+    output.weight.
     """
 
     fields: Fields
-    tokenizer: Fields
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
     vocab_size: int
     rope_factors: tuple[float, ...] | None
     tied: bool

@@ -18,7 +18,7 @@ from pyserve.models.architectures.base import (
     first_of,
     refuse_unless,
 )
-from pyserve.models.architectures.gguf_common import gguf_end_of_text, gguf_head_dim, gguf_rope
+from pyserve.models.architectures.gguf_common import gguf_head_dim, gguf_rope
 from pyserve.models.architectures.llama import (
     GGUF_MLP_RULES,
     GGUF_OUTER_RULES,
@@ -183,8 +183,8 @@ def _gguf_config(header: GGUFHeader) -> DecoderConfig:
         is_local=is_local,
         ropes=(gguf_rope(header, head_dim, default_theta=_GLOBAL_THETA), local_rope),
         tie_embeddings=header.tied,
-        bos_token_id=first_of(header.tokenizer.token_ids("bos_token_id")),
-        eos_token_ids=gguf_end_of_text(header.tokenizer),
+        bos_token_id=header.bos_token_id,
+        eos_token_ids=header.eos_token_ids,
     )
 
 

@@ -1,4 +1,4 @@
-"""What GGUF metadata says alike for every architecture: rotary positions, head size, end of text."""
+"""What GGUF metadata says alike for every architecture: rotary positions, head size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from pyserve.models.architectures.base import GGUFHeader
 from pyserve.models.config import RopeConfig
 from pyserve.models.fields import Fields
 from pyserve.models.rope import make_rope
-
-_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<end_of_turn>"})
-"""Control tokens that end a turn in chat models whose file names only the end of the document."""
 
 
 def gguf_head_dim(fields: Fields, num_heads: int) -> int:
@@ -54,15 +51,3 @@ def gguf_rope(header: GGUFHeader, head_dim: int, default_theta: float = 10000.0)
         raise ModelError(f"{fields.where}: rope_freqs.weight does not fit the head size {head_dim}")
     scaled = torch.tensor(rope.inv_freq) / torch.tensor(header.rope_factors)
     return RopeConfig(tuple(scaled.tolist()), rope.attention_factor)
-
-
-def gguf_end_of_text(tokenizer: Fields) -> tuple[int, ...]:
-    """Every id that ends a text: end of sequence, of turn, of message; turn ends also by their spelling."""
-    ids: tuple[int, ...] = ()
-    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
-        ids += tokenizer.token_ids(key)
-    if not tokenizer.has("eot_token_id"):
-        tokens = tokenizer.raw("tokens", [])
-        if isinstance(tokens, list):
-            ids += tuple(i for i, token in enumerate(tokens) if token in _TURN_ENDS)
-    return tuple(dict.fromkeys(ids))

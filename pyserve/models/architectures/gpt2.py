@@ -14,7 +14,6 @@ from pyserve.models.architectures.base import (
     first_of,
     refuse_unless,
 )
-from pyserve.models.architectures.gguf_common import gguf_end_of_text
 from pyserve.models.architectures.llama import GGUF_OUTER_RULES
 from pyserve.models.architectures.weights import Rule, both
 from pyserve.models.config import DecoderConfig
@@ -101,8 +100,8 @@ def _gguf_config(header: GGUFHeader) -> DecoderConfig:
         norm_eps=fields.number("attention.layer_norm_epsilon"),
         attention_scale=(hidden_size // max(1, num_heads)) ** -0.5,
         tie_embeddings=header.tied,
-        bos_token_id=first_of(header.tokenizer.token_ids("bos_token_id")),
-        eos_token_ids=gguf_end_of_text(header.tokenizer),
+        bos_token_id=header.bos_token_id,
+        eos_token_ids=header.eos_token_ids,
     )
 
 

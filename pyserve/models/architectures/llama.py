@@ -13,7 +13,7 @@ from pyserve.models.architectures.base import (
     first_of,
     refuse_unless,
 )
-from pyserve.models.architectures.gguf_common import gguf_end_of_text, gguf_head_dim, gguf_rope
+from pyserve.models.architectures.gguf_common import gguf_head_dim, gguf_rope
 from pyserve.models.architectures.weights import Rule, both
 from pyserve.models.config import DecoderConfig, RopeConfig
 from pyserve.models.fields import Fields
@@ -125,8 +125,8 @@ def llama_from_gguf(
         windows=(fields.integer("attention.sliding_window", 0),) * num_layers,
         rope=gguf_rope(header, head_dim),
         tie_embeddings=header.tied,
-        bos_token_id=first_of(header.tokenizer.token_ids("bos_token_id")),
-        eos_token_ids=gguf_end_of_text(header.tokenizer),
+        bos_token_id=header.bos_token_id,
+        eos_token_ids=header.eos_token_ids,
         qk_norm=qk_norm,
     )
 
