@@ -66,8 +66,9 @@ class ChatTemplate:
             )
         # A template is a program fed with whatever the client sent: it may raise anything.
         except Exception as error:
+            reason = self._guard.unmark(str(error))
             raise InvalidRequest(
-                f"The model's chat template refuses these messages: {error}", param="messages"
+                f"The model's chat template refuses these messages: {reason}", param="messages"
             ) from error
 
 

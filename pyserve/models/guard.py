@@ -23,8 +23,9 @@ class GuardedEncoder:
     """Encodes text with ``control`` tokens (id -> spelling) out of reach."""
 
     def __init__(self, backend: Backend) -> None:
-        nonce = secrets.token_hex(12)
-        self._open, self._close = f"<{nonce}:", f":{nonce}>"
+        # Two secrets: marks are in what templates see and may say in an error; they only ever make text.
+        mark, nonce = secrets.token_hex(12), secrets.token_hex(12)
+        self._open, self._close = f"<{mark}:", f":{mark}>"
         added = backend.get_added_tokens_decoder()
         control = {token.content: id_ for id_, token in added.items() if token.special}
         self._respelled = {text: f"<{nonce}|{id_}|{nonce}>" for text, id_ in control.items()}
@@ -67,7 +68,7 @@ class GuardedEncoder:
         return self.encode(self._marked.sub(respell, rendered))
 
     def unmark(self, rendered: str) -> str:
-        """A rendered template as a reader would see it."""
+        """A rendered template (or a template's error) as a reader would see it."""
         return rendered.replace(self._open, "").replace(self._close, "")
 
 

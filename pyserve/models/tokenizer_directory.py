@@ -25,6 +25,9 @@ _NAMED = (
 )
 
 
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
 def read_directory(path: Path) -> TokenizerParts:
     """What the directory says of its tokenizer. Raises ModelError where it cannot be used."""
     file = path / "tokenizer.json"
@@ -38,8 +41,9 @@ def read_directory(path: Path) -> TokenizerParts:
     except Exception as error:  # the library raises bare Exceptions
         raise ModelError(f"{file} cannot be read: {error}") from error
     config = _read_json(path / "tokenizer_config.json")
-    named = _named_tokens(config, _read_json(path / "special_tokens_map.json"))
-    _add_missing(backend, config, named)
+    special_map = _read_json(path / "special_tokens_map.json")
+    named = _named_tokens(config, special_map)
+    _add_missing(backend, config, special_map, named)
     bytes_of, strips_space = _spelling(json.loads(backend.to_str())["decoder"], file)
     bos, eos = (
         backend.token_to_id(named[key]) if key in named else None
@@ -81,23 +85,29 @@ def _named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> 
     return {name: text for name in _NAMED if (text := _content(merged.get(name))) is not None}
 
 
-def _add_missing(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Tokens that only the configuration declares are added as transformers does."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+def _add_missing(
+    backend: Backend,
+    config: Mapping[str, Any],
+    special_map: Mapping[str, Any],
+    named: Mapping[str, str],
+) -> None:
+    """Tokens that only the configuration declares, or declares special, as transformers reads it."""
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     declared = config.get("added_tokens_decoder", {})
     for _, token in sorted(declared.items(), key=lambda item: int(item[0])):
-        if token["content"] not in known:
-            flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-            backend.add_tokens(
-                [
-                    AddedToken(
-                        token["content"], **{flag: token[flag] for flag in flags if flag in token}
-                    )
-                ]
-            )
-            known.add(token["content"])
-    missing = [text for text in named.values() if text not in known]
-    backend.add_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
+        if token["content"] not in added:
+            flags = {flag: token[flag] for flag in _FLAGS if flag in token}
+            added[token["content"]] = AddedToken(token["content"], **flags)
+            backend.add_tokens([added[token["content"]]])
+    lists = (source.get("additional_special_tokens") or () for source in (special_map, config))
+    extra = (text for tokens in lists for token in tokens if (text := _content(token)) is not None)
+    for text in dict.fromkeys([*named.values(), *extra]):
+        token = added.get(text)
+        if token is None:
+            backend.add_tokens([AddedToken(text, special=True, normalized=False)])
+        elif not token.special:
+            flags = {flag: getattr(token, flag) for flag in _FLAGS} | {"special": True}
+            backend.add_special_tokens([AddedToken(text, **flags)])
 
 
 def _spelling(decoder: Any, file: Path) -> tuple[BytesOf, bool]:

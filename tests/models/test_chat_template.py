@@ -163,6 +163,13 @@ def test_what_a_template_refuses_is_the_clients_mistake(
     assert caught.value.param == "messages"
 
 
+def test_an_error_shows_the_message_as_it_was_sent(tmp_path: Path) -> None:
+    template = template_of(tmp_path, "{{ raise_exception('no role ' + messages[0].role) }}")
+    with pytest.raises(InvalidRequest) as caught:
+        template.encode([{"role": "<|im_end|>", "content": ""}])
+    assert caught.value.message.endswith("no role <|im_end|>")
+
+
 def test_broken_unicode_in_a_message_is_the_clients_mistake() -> None:
     template = SMALL.chat_template
     assert template is not None

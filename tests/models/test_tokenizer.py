@@ -126,6 +126,31 @@ def test_tokens_added_behind_a_sparse_vocabulary_keep_their_ids(tmp_path: Path) 
     assert (ids[0], ids[-1], ids.count(late)) == (late, late, 2)
 
 
+def test_tokens_that_only_the_configuration_declares_are_known(tmp_path: Path) -> None:
+    backend = train_byte_level()
+    backend.add_tokens([AddedToken("<tool>", special=False)])
+    late = backend.get_vocab_size()
+    path = write_directory(
+        tmp_path,
+        backend,
+        additional_special_tokens=["<tool>", "<new>"],
+        added_tokens_decoder={
+            str(late): {"content": "<think>", "special": False, "normalized": False}
+        },
+    )
+    tokenizer = Tokenizer.from_directory(path)
+    reference = AutoTokenizer.from_pretrained(path)
+    text = "a <tool> b <think> c <new> d"
+    ids = tokenizer.encode(text, parse_special=True)
+    assert ids == reference.encode(text)
+    names = ("<think>", "<tool>", "<new>")
+    think, tool, new = (tokenizer.token_id(name) for name in names)
+    assert {think, tool, new} <= set(ids)
+    assert {tool, new} <= tokenizer.special_ids
+    assert think not in tokenizer.special_ids
+    assert {tool, new}.isdisjoint(tokenizer.encode(text))
+
+
 def test_what_surrounds_a_text_can_be_set_by_the_configuration(tmp_path: Path) -> None:
     path = write_directory(tmp_path, train_byte_level(), add_bos_token=True, add_eos_token=True)
     tokenizer = Tokenizer.from_directory(path)
