@@ -13,6 +13,7 @@ from pyserve.backends.base import ModelInfo
 from pyserve.core.events import (
     ChoiceFinished,
     Embedding,
+    Finished,
     FinishReason,
     Started,
     Token,
@@ -209,6 +210,7 @@ class FakeEngine:
         self, spec: RequestSpec, stream: RequestStream, scope: trio.CancelScope
     ) -> None:
         with scope:
+            await trio.lowlevel.checkpoint()
             if self.gate is not None:
                 await self.gate.wait()
             request_id = spec.request_id
@@ -221,8 +223,6 @@ class FakeEngine:
             else:
                 await self._tokens(spec, stream)
             del self.open[request_id]
-            from pyserve.core.events import Finished
-
             stream.push(Finished(request_id), self.now())
             self._wake()
 
