@@ -21,6 +21,7 @@ from pyserve.http.routes.common import context
 from pyserve.http.state import ServerState
 from pyserve.jobs.memory import MemoryJobStore
 from pyserve.jobs.runner import JobRunner
+from pyserve.telemetry.stores import store_samples
 
 _log = structlog.get_logger("pyserve.http")
 
@@ -37,6 +38,7 @@ async def build_app(state: ServerState, config: HttpConfig, nursery: trio.Nurser
     store = MemoryJobStore(
         max_jobs=config.max_jobs, max_bytes=config.job_bytes, ttl_s=config.job_ttl_s
     )
+    state.metrics.add_source(lambda: store_samples(store.statistics(), idempotency.statistics()))
     executor = jobs.GenerationExecutor(state, limits)
     runner = JobRunner(store, executor, nursery)
     quart = build_quart(state, config)

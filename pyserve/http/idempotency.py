@@ -18,6 +18,7 @@ import trio
 from pyserve.errors import InvalidRequest, QueueFull
 from pyserve.http.context import Message, RequestContext, Responder
 from pyserve.http.errors import Conflict, InternalError
+from pyserve.telemetry.stores import StoreStatistics
 
 Handler = Callable[[RequestContext, Responder], Awaitable[None]]
 _MAX_KEY = 255
@@ -54,10 +55,14 @@ class Idempotency:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._bytes = 0
+        self._evicted = 0
         self._records: OrderedDict[tuple[str, str, str], Recording] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._records)
+    def statistics(self) -> StoreStatistics:
+        """What is held and what may be held."""
+        return StoreStatistics(
+            len(self._records), self._entries, self._bytes, self._max_bytes, self._evicted
+        )
 
     async def once(self, context: RequestContext, responder: Responder, handler: Handler) -> None:
         """Runs ``handler`` unless this key has its answer already, which is then sent instead.
@@ -136,6 +141,7 @@ class Idempotency:
                 return
             if record.done:
                 self._forget(identity)
+                self._evicted += 1
 
     def _forget(self, identity: tuple[str, str, str]) -> None:
         self._bytes -= self._records.pop(identity).size

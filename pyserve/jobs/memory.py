@@ -10,7 +10,7 @@ import msgspec
 
 from pyserve.errors import QueueFull
 from pyserve.jobs.job import Job, JobEvent, JobState
-from pyserve.jobs.store import StoreStatistics
+from pyserve.telemetry.stores import StoreStatistics
 
 _OVERHEAD = 512  # bytes that one job or event costs beside its content, roughly
 

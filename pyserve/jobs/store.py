@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from pyserve.jobs.job import Job, JobEvent, JobState
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatistics:
-    """What a store holds and what it may hold; sizes in bytes."""
-
-    jobs: int
-    max_jobs: int
-    bytes: int
-    max_bytes: int
-    evicted_total: int
+from pyserve.telemetry.stores import StoreStatistics
 
 
 class JobStore(Protocol):

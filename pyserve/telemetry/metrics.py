@@ -6,8 +6,9 @@ requests are observed as requests end. An alias is the same numbers under anothe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import Metric
@@ -48,13 +49,15 @@ class Sample:
     alias: str | None = None
 
 
+Source = Callable[[], Iterable[Sample]]
+
+
 class Metrics:
     """The registry of one server. ``model`` labels the ``vllm:*`` aliases, as vLLM does."""
 
-    def __init__(
-        self, model: str, samples: Callable[[], Iterable[Sample]], *, vllm_aliases: bool = True
-    ) -> None:
+    def __init__(self, model: str, *, vllm_aliases: bool = True) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
+        self._sources: list[Source] = []
         self._aliases: dict[str, str] = {}
         self._native = CollectorRegistry(auto_describe=False)
         self._ttft = self._histogram(
@@ -92,8 +95,12 @@ class Metrics:
         )
         self._http_children: dict[tuple[str, int], Counter] = {}
         self.registry.register(
-            _Collector(self._native, samples, self._aliases if vllm_aliases else {}, model)
+            _Collector(self._native, self._sources, self._aliases if vllm_aliases else {}, model)
         )
+
+    def add_source(self, source: Source) -> None:
+        """Asks ``source`` for its values at every scrape."""
+        self._sources.append(source)
 
     def render(self) -> bytes:
         """The exposition text of one scrape."""
@@ -153,12 +160,12 @@ class _Collector(Collector):
     def __init__(
         self,
         native: CollectorRegistry,
-        samples: Callable[[], Iterable[Sample]],
+        sources: Sequence[Source],
         aliases: dict[str, str],
         model: str,
     ) -> None:
         self._native = native
-        self._samples = samples
+        self._sources = sources
         self._aliases = aliases
         self._labels = {"model_name": model}
 
@@ -169,7 +176,7 @@ class _Collector(Collector):
             if alias := self._aliases.get(metric.name):
                 yield self._renamed(metric, alias)
         families: dict[str, Metric] = {}
-        for sample in self._samples():
+        for sample in chain.from_iterable(source() for source in self._sources):
             self._add(families, sample.name, sample, dict(sample.labels))
             if sample.alias and self._aliases:
                 self._add(families, sample.alias, sample, {**self._labels, **dict(sample.labels)})

@@ -54,7 +54,7 @@ async def serving(
             tokenizer=CharTokenizer(),
             assembler=FakeAssembler,
             keys=keys or KeyRing(),
-            metrics=Metrics("fake-model", lambda: ()),
+            metrics=Metrics("fake-model"),
             context_length=fake.context_length,
             snapshot=lambda: LoadSnapshot(len(fake.open), 0, 0, 0.0, False),
         )
