@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import cast
+from functools import partial
+from typing import TypeVar
 
 from tokenizers import AddedToken, Regex, models, normalizers
 from tokenizers import Tokenizer as Backend
@@ -24,6 +25,8 @@ from pyserve.models.vocabulary import (
 )
 
 Metadata = Mapping[str, object]
+
+T = TypeVar("T")
 
 
 class TokenType(IntEnum):
@@ -56,17 +59,17 @@ _NAMED = {
 def read_metadata(metadata: Metadata) -> TokenizerParts:
     """What the file says of its tokenizer. Raises ModelError on a kind that is not supported."""
     kind = metadata.get("tokenizer.ggml.model")
-    match kind:
-        case "gpt2":
-            return _read_byte_level(metadata)
-        case "llama":
-            return _read_sentencepiece(metadata)
-        case None:
-            raise ModelError("The GGUF file holds no tokenizer (tokenizer.ggml.model is missing).")
-        case _:
-            raise ModelError(
-                f"The GGUF file's tokenizer {kind!r} is not supported (gpt2, llama are)."
-            )
+    if kind is None:
+        raise ModelError("The GGUF file holds no tokenizer (tokenizer.ggml.model is missing).")
+    reader = {"gpt2": _read_byte_level, "llama": _read_sentencepiece}.get(str(kind))
+    if reader is None:
+        raise ModelError(f"The GGUF file's tokenizer {kind!r} is not supported (gpt2, llama are).")
+    try:
+        return reader(metadata)
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises bare Exceptions on merges that do not fit
+        raise ModelError(f"The GGUF file's tokenizer is damaged: {error}") from error
 
 
 def _read_byte_level(metadata: Metadata) -> TokenizerParts:
@@ -83,17 +86,16 @@ def _read_byte_level(metadata: Metadata) -> TokenizerParts:
 
 
 def _split_merge(merge: str) -> tuple[str, str]:
-    """The two sides. A side may itself start with a space in files that do not spell bytes."""
+    """The two sides. The left may itself start with a space in files that do not spell bytes."""
     left, _, right = merge[1:].partition(" ")
-    return merge[0] + left, right
+    return merge[:1] + left, right
 
 
 def _read_sentencepiece(metadata: Metadata) -> TokenizerParts:
     tokens = _tokens(metadata)
     prefix_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    if (
-        not prefix_space
-    ):  # user-defined pieces hold spaces where all others hold marks (Gemma's "  ")
+    if not prefix_space:
+        # User-defined pieces hold spaces where all others hold marks (Gemma's "  ").
         types = _types(metadata, len(tokens))
         user_defined = (id_ for id_, kind in enumerate(types) if kind == TokenType.USER_DEFINED)
         for id_ in user_defined:
@@ -110,11 +112,12 @@ def _read_sentencepiece(metadata: Metadata) -> TokenizerParts:
 
 def _sentencepiece_normalizer(metadata: Metadata, prefix_space: bool) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
-    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
-    if charsmap is not None:
-        steps.append(normalizers.Precompiled(bytes(cast("Sequence[int]", charsmap))))
+    if metadata.get("tokenizer.ggml.precompiled_charsmap") is not None:
+        charsmap = _list(metadata, "tokenizer.ggml.precompiled_charsmap", int)
+        steps.append(normalizers.Precompiled(bytes(value & 0xFF for value in charsmap)))
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces", False):
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if prefix_space:
         steps.append(normalizers.Prepend(SPACE_MARK))
     steps.append(normalizers.Replace(" ", SPACE_MARK))
@@ -128,7 +131,7 @@ def _sentencepiece_model(metadata: Metadata, tokens: Sequence[str]) -> models.BP
     usable = {
         t: id_ for t, id_ in vocab.items() if types[id_] in (TokenType.NORMAL, TokenType.UNUSED)
     }
-    scores = _floats(metadata, "tokenizer.ggml.scores", len(tokens))
+    scores = _scores(metadata, len(tokens))
     ranked = [
         (-scores[id_], id_, usable[left], usable[right], left, right)
         for token, id_ in usable.items()
@@ -136,12 +139,12 @@ def _sentencepiece_model(metadata: Metadata, tokens: Sequence[str]) -> models.BP
         if (left := token[:cut]) in usable and (right := token[cut:]) in usable
     ]
     ranked.sort()
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = _token_id(metadata, "unknown_token_id", len(tokens))
     has_bytes = any(kind == TokenType.BYTE for kind in types)
     return models.BPE(
         vocab=vocab,
         merges=[(left, right) for *_, left, right in ranked],
-        unk_token=None if unknown is None else tokens[cast(int, unknown)],
+        unk_token=None if unknown is None else tokens[unknown],
         fuse_unk=True,
         byte_fallback=has_bytes,
     )
@@ -190,10 +193,7 @@ def _parts(
     adds_bos: bool,
     strips_space: bool = False,
 ) -> TokenizerParts:
-    def token_id(key: str) -> int | None:
-        value = metadata.get(f"tokenizer.ggml.{key}")
-        return value if isinstance(value, int) and 0 <= value < len(tokens) else None
-
+    token_id = partial(_token_id, metadata, count=len(tokens))
     bos, eos = token_id("bos_token_id"), token_id("eos_token_id")
     prefix = metadata.get("tokenizer.ggml.add_bos_token", adds_bos) and bos is not None
     suffix = metadata.get("tokenizer.ggml.add_eos_token", False) and eos is not None
@@ -225,22 +225,35 @@ def _tokens(metadata: Metadata) -> list[str]:
 
 
 def _strings(metadata: Metadata, key: str) -> list[str]:
-    value = metadata.get(key)
-    if value is None:
+    values = _list(metadata, key, str)
+    return [str(value) for value in values]
+
+
+def _types(metadata: Metadata, count: int) -> list[int]:
+    if metadata.get("tokenizer.ggml.token_type") is None:
+        return [TokenType.NORMAL] * count
+    values = _list(metadata, "tokenizer.ggml.token_type", int, count)
+    return [int(value) for value in values]
+
+
+def _scores(metadata: Metadata, count: int) -> list[float]:
+    values = _list(metadata, "tokenizer.ggml.scores", float, count)
+    return [float(value) for value in values]
+
+
+def _list(metadata: Metadata, key: str, kind: type[T], count: int | None = None) -> list[T]:
+    """A list of ``count`` values of one kind (floats may be whole numbers)."""
+    values = metadata.get(key)
+    if values is None:
         raise ModelError(f"The GGUF file lacks {key}.")
-    return list(cast("Sequence[str]", value))
+    kinds = (int, float) if kind is float else kind
+    if not isinstance(values, list) or not all(isinstance(value, kinds) for value in values):
+        raise ModelError(f"The GGUF file's {key} is no list of {kind.__name__}.")
+    if count is not None and len(values) != count:
+        raise ModelError(f"The GGUF file's {key} has {len(values)} values for {count} tokens.")
+    return values
 
 
-def _types(metadata: Metadata, count: int) -> Sequence[int]:
-    value = metadata.get("tokenizer.ggml.token_type")
-    return [TokenType.NORMAL] * count if value is None else cast("Sequence[int]", value)
-
-
-def _floats(metadata: Metadata, key: str, count: int) -> Sequence[float]:
-    value = metadata.get(key)
-    if value is None:
-        raise ModelError(f"The GGUF file lacks {key}.")
-    scores = cast("Sequence[float]", value)
-    if len(scores) != count:
-        raise ModelError(f"The GGUF file has {len(scores)} scores for {count} tokens.")
-    return scores
+def _token_id(metadata: Metadata, key: str, count: int) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    return value if isinstance(value, int) and 0 <= value < count else None
