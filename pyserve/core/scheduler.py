@@ -177,7 +177,7 @@ class Scheduler:
             self._start_speed.add(starts, seconds)
 
     def statistics(self) -> SchedulerStatistics:
-        """A snapshot; costs as much as the batch and the tenants are many, not the line."""
+        """A snapshot; costs as much as the batch is large, whatever waits."""
         ledger, settler = self._ledger, self._settler
         base, prefill, decode, attended = self._steptime.coefficients
         decoding = sum(s.state is State.DECODE for s in ledger.running)

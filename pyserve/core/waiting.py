@@ -51,7 +51,9 @@ class TenantStatistics:
 
 @dataclass(frozen=True, slots=True)
 class WaitingStatistics:
-    """``waiting_tokens``: known tokens of those in line that are not computed."""
+    """``waiting_tokens``: known tokens of those in line that are not computed. ``tenants``: those with
+    something running, at most as many as the batch has sequences.
+    """
 
     waiting_sequences: int
     waiting_tokens: int
@@ -169,13 +171,13 @@ class WaitingLine:
         self._note_idle(tenant)
 
     def statistics(self) -> WaitingStatistics:
-        """A snapshot; of the tenants, those with something in line or running."""
-        active = (t for t in self._tenants.values() if t.waiting or t.running)
+        """A snapshot; costs as much as the batch is large."""
         return WaitingStatistics(
             self._length,
             self._tokens,
             tuple(
-                TenantStatistics(t.name, t.weight, t.virtual, t.waiting, t.running) for t in active
+                TenantStatistics(t.name, t.weight, t.virtual, t.waiting, t.running)
+                for t in self._served.values()
             ),
         )
 

@@ -1,0 +1,86 @@
+"""Who is let in, and what the others are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyserve.core.admission import Admission, Load
+from pyserve.core.config import SchedulerConfig
+from pyserve.errors import ContextLengthExceeded, DeadlineExceeded, QueueFull
+from tests.core.harness import make_spec
+
+CONFIG = SchedulerConfig(
+    num_blocks=64,
+    block_size=16,
+    context_length=1000,
+    max_waiting_requests=10,
+    max_waiting_tokens=500,
+)
+
+
+def refusal(load: Load, **fields: object) -> QueueFull:
+    with pytest.raises(QueueFull) as caught:
+        Admission(CONFIG).admit(make_spec(100, **fields), 0.0, load)
+    return caught.value
+
+
+def test_request_is_admitted_below_the_limits() -> None:
+    admission = Admission(CONFIG)
+    admission.admit(make_spec(100), 0.0, Load(waiting_requests=9, waiting_tokens=400))
+    assert admission.statistics().admitted == 1
+
+
+def test_line_full_by_count_says_when_a_place_is_free() -> None:
+    error = refusal(Load(waiting_requests=12, starts_per_s=0.5))
+    assert "10 requests" in error.message
+    assert error.retry_after_s == 6.0  # three must start first
+
+
+def test_line_full_by_tokens_says_when_they_are_computed() -> None:
+    error = refusal(Load(waiting_requests=3, waiting_tokens=480, prefill_tokens_per_s=10))
+    assert "500 prompt tokens" in error.message
+    assert error.retry_after_s == 8.0
+
+
+def test_retry_after_is_never_absent_nor_absurd() -> None:
+    assert refusal(Load(waiting_requests=10)).retry_after_s == 1.0
+    assert refusal(Load(waiting_requests=10, starts_per_s=1e-9)).retry_after_s == 600.0
+
+
+def test_prompt_longer_than_the_token_limit_may_wait_alone() -> None:
+    Admission(CONFIG).admit(make_spec(900), 0.0, Load())
+    with pytest.raises(QueueFull):
+        Admission(CONFIG).admit(make_spec(900), 0.0, Load(waiting_requests=1, waiting_tokens=1))
+
+
+def test_deadline_that_has_passed_is_refused_not_clamped() -> None:
+    with pytest.raises(DeadlineExceeded, match="passed already"):
+        Admission(CONFIG).admit(make_spec(5, deadline_s=9.0), 9.0, Load())
+
+
+def test_deadline_that_cannot_be_met_at_the_measured_speed_is_refused() -> None:
+    load = Load(waiting_requests=3, waiting_tokens=400, prefill_tokens_per_s=100)
+    admission = Admission(CONFIG)
+    with pytest.raises(DeadlineExceeded, match=r"about 5\.0 s") as caught:
+        admission.admit(make_spec(100, deadline_s=4.0), 0.0, load)
+    assert caught.value.retry_after_s == 1.0
+    admission.admit(make_spec(100, deadline_s=6.0), 0.0, load)
+    admission.admit(make_spec(100, deadline_s=4.0, priority=1), 0.0, load)  # may overtake
+    assert (admission.statistics().admitted, admission.statistics().refused_deadline) == (2, 1)
+
+
+def test_deadline_is_not_judged_before_anything_is_measured() -> None:
+    Admission(CONFIG).admit(
+        make_spec(100, deadline_s=0.1), 0.0, Load(waiting_requests=5, waiting_tokens=300)
+    )
+
+
+def test_too_long_is_refused_whatever_the_load() -> None:
+    admission = Admission(CONFIG)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        admission.admit(make_spec(1000), 0.0, Load())
+    assert caught.value.param == "prompt"
+    with pytest.raises(ContextLengthExceeded) as caught:
+        admission.admit(make_spec(500, max_tokens=501), 0.0, Load())
+    assert caught.value.param == "max_tokens"
+    assert admission.statistics().refused_invalid == 2
