@@ -1,7 +1,10 @@
 #include "kernels/thread_pool.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -58,8 +61,13 @@ void ThreadPool::run_erased(int items, const void* body, Call call) {
   gate_.notify_all();  // costs a system call only where a worker sleeps
   drain(0);
   gate_.fetch_and(~kOpen);
-  // Those inside finish the item they hold; nobody enters any more.
-  while ((gate_.load() & kInside) != 0) pause();
+  // Those inside finish the item they hold; nobody enters any more. One that has lost its core
+  // needs ours.
+  for (int spin = 1; (gate_.load() & kInside) != 0; ++spin)
+    if (spin % 4096 != 0)
+      pause();
+    else
+      std::this_thread::yield();
 }
 
 // Waits for a loop other than `seen` and counts this worker in. False: it has already closed, or
@@ -94,6 +102,24 @@ void ThreadPool::work(int thread) {
 
 namespace {
 
+// Processors that the container's quota amounts to, rounded up (cgroup v2, else v1); many where
+// there is none. More threads than that would be stopped in the middle of a loop, with the others
+// waiting for them.
+int quota() {
+  constexpr int kNone = 1024;
+  std::string limit;
+  double period = 0;
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2 >> limit >> period) {
+    if (limit == "max") return kNone;
+  } else if (std::ifstream quota_us("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+             period_us("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+             !(quota_us >> limit) || !(period_us >> period)) {
+    return kNone;
+  }
+  const double processors = period > 0 ? std::atof(limit.c_str()) / period : 0;
+  return processors > 0 && processors < kNone ? static_cast<int>(std::ceil(processors)) : kNone;
+}
+
 int default_size() {
   if (const char* asked = std::getenv("PYSERVE_THREADS"); asked != nullptr && *asked != '\0') {
     const int size = std::atoi(asked);
@@ -102,8 +128,8 @@ int default_size() {
                                   std::string(asked) + "'");
     return size;
   }
-  const unsigned processors = std::thread::hardware_concurrency();
-  return processors == 0 ? 1 : static_cast<int>(processors);
+  const int processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return std::clamp(quota(), 1, processors);
 }
 
 std::unique_ptr<ThreadPool>& pool_slot() {
