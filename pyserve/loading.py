@@ -23,13 +23,14 @@ from pyserve.models.tokenizer import Tokenizer
 class Loaded:
     """A model in memory, its tokenizer, and the KV cache that it is going to get.
 
-    ``processor`` says what computes, for people: "avx512, 2 threads".
+    ``isa`` is the instruction set in use ("torch": whatever it chooses).
     """
 
     backend: Backend
     tokenizer: Tokenizer
     architecture: str
-    processor: str
+    isa: str
+    threads: int
     kv: KvPlan
     load_s: float
 
@@ -44,7 +45,7 @@ def load_model(settings: Settings) -> Loaded:
         _C.set_num_threads(settings.threads)
         torch.set_num_threads(settings.threads)
     open_backend = _native if settings.backend == "native" else _transformers
-    backend, tokenizer, architecture, processor = open_backend(settings)
+    backend, tokenizer, architecture, isa = open_backend(settings)
     try:
         kv = plan_kv(
             bytes_per_token=backend.info.kv_bytes_per_token,
@@ -56,15 +57,16 @@ def load_model(settings: Settings) -> Loaded:
     except BaseException:
         backend.close()
         raise
-    return Loaded(backend, tokenizer, architecture, processor, kv, time.monotonic() - start)
+    threads = _C.get_num_threads() if settings.backend == "native" else torch.get_num_threads()
+    load_s = time.monotonic() - start
+    return Loaded(backend, tokenizer, architecture, isa, threads, kv, load_s)
 
 
 def _native(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
     checkpoint = open_checkpoint(settings.model)
     tokenizer = checkpoint.tokenizer
     backend = NativeBackend(checkpoint, dtype=None if settings.dtype == "auto" else settings.dtype)
-    processor = f"{backend.isa}, {_C.get_num_threads()} threads"
-    return backend, tokenizer, checkpoint.architecture, processor
+    return backend, tokenizer, checkpoint.architecture, backend.isa
 
 
 def _transformers(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
@@ -75,7 +77,7 @@ def _transformers(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
     backend = TransformersBackend.from_pretrained(settings.model, dtype=dtype)
     tokenizer = Tokenizer.from_directory(_directory(settings.model))
-    return backend, tokenizer, "transformers", f"torch, {torch.get_num_threads()} threads"
+    return backend, tokenizer, "transformers", "torch"
 
 
 def _directory(ref: str) -> Path:

@@ -71,7 +71,7 @@ def _announce(console: Console, log_format: str, started: Started) -> None:
         )
         return
     for name, value in _banner(started):
-        console.print(f"[bold]{name:<8}[/bold] {value}")
+        console.print(f"[bold]{name:<8}[/bold] {value}", soft_wrap=True)
 
 
 def _banner(started: Started) -> Iterator[tuple[str, str]]:
@@ -85,7 +85,10 @@ def _banner(started: Started) -> Iterator[tuple[str, str]]:
         "model",
         f"{info.name}: {loaded.architecture}, {parameters} parameters, stored as {stored}",
     )
-    yield "weights", f"{format_size(info.weight_bytes)} in {info.dtype} on {loaded.processor}"
+    yield (
+        "weights",
+        f"{format_size(info.weight_bytes)} in {info.dtype}; {loaded.isa}, {loaded.threads} threads",
+    )
     yield (
         "KV cache",
         f"{format_size(kv.bytes)}: {kv.num_blocks} blocks, {tokens} tokens; context {kv.context_length}",

@@ -59,10 +59,7 @@ def check_fits(spec: RequestSpec, config: SchedulerConfig) -> None:
     elif spec.n > 1:
         raise InvalidRequest("an embedding has one result: n must be 1", param="n")
     total = len(spec.prompt) + output
-    most = config.max_sequence_tokens
-    if spec.task is Task.EMBED:  # nothing is sampled, so the last token needs KV too
-        most = min(config.context_length, config.num_blocks * config.block_size)
-    if total <= most:
+    if total <= config.max_sequence_tokens:
         return
     where = (
         "the model's context"
@@ -71,8 +68,8 @@ def check_fits(spec: RequestSpec, config: SchedulerConfig) -> None:
     )
     raise ContextLengthExceeded(
         f"{len(spec.prompt)} prompt tokens and up to {output} output tokens are {total} together,"
-        f" more than {where}: {most}",
-        param="max_tokens" if len(spec.prompt) < most else "prompt",
+        f" more than {where}: {config.max_sequence_tokens}",
+        param="max_tokens" if len(spec.prompt) < config.max_sequence_tokens else "prompt",
     )
 
 

@@ -59,7 +59,10 @@ def _common() -> list[structlog.typing.Processor]:
 def _final(log_format: LogFormat, out: TextIO) -> list[structlog.typing.Processor]:
     if log_format == "json":
         return [structlog.processors.format_exc_info, _to_json]
-    return [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+    plain = (
+        structlog.dev.plain_traceback
+    )  # the default prints local variables, keys and prompts with them
+    return [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)]
 
 
 def _to_json(_logger: Any, _method: str, event: structlog.typing.EventDict) -> str:
