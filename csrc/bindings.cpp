@@ -2,6 +2,7 @@
 // function a room, called at the bottom. Tensors end here: what is called takes spans.
 #include <torch/extension.h>
 
+#include "batch/ops.h"
 #include "batch/step_buffers.h"
 #include "kernels/sample.h"
 #include "model/bind_decoder.h"
@@ -311,7 +312,33 @@ tokens, parameters and seed, and of its length: of nothing else in the batch. Ra
 }  // namespace
 }  // namespace pyserve
 
-TORCH_LIBRARY(pyserve, m) {}
+TORCH_LIBRARY(pyserve, m) {
+  // Sequences that lie one after the other in `flat` [T, ...] as the rows of [S, L, ...], `value`
+  // elsewhere; L is the longest length, or max_len. cu_seqlens int32 [S + 1] from 0 to T. Any
+  // dtype.
+  m.def("pad(Tensor flat, Tensor cu_seqlens, Scalar value=0, *, int? max_len=None) -> Tensor");
+  // The way back: [S, L, ...] to [T, ...]. num_tokens, where known, spares CUDA a wait.
+  m.def("unpad(Tensor rect, Tensor cu_seqlens, *, int? num_tokens=None) -> Tensor");
+  // positions and slot_mapping (int32 [T]) of a step from cu_seqlens [S + 1], context_lens [S] and
+  // block_table [S, B]: what pack computes, where those three lie.
+  m.def(
+      "locate(Tensor cu_seqlens, Tensor context_lens, Tensor block_table, int block_size,"
+      " int num_tokens) -> (Tensor positions, Tensor slots)");
+}
+
+TORCH_LIBRARY_IMPL(pyserve, CPU, m) {
+  m.impl("pad", pyserve::cpu::pad);
+  m.impl("unpad", pyserve::cpu::unpad);
+  m.impl("locate", pyserve::cpu::locate);
+}
+
+#ifdef PYSERVE_WITH_CUDA
+TORCH_LIBRARY_IMPL(pyserve, CUDA, m) {
+  m.impl("pad", pyserve::cuda::pad);
+  m.impl("unpad", pyserve::cuda::unpad);
+  m.impl("locate", pyserve::cuda::locate);
+}
+#endif
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "pyserve's compiled core: scheduling, batching, kernels and the decoder forward pass.";
