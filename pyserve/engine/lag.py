@@ -26,6 +26,11 @@ class LoopLag:
         """Files one sample, in seconds."""
         self._late_s.append(max(0.0, late_s))
 
+    @property
+    def samples(self) -> int:
+        """How many are held."""
+        return len(self._late_s)
+
     def quantile(self, q: float) -> float:
         """The q-quantile (0 to 1) of the recent samples in seconds; 0.0 while there are none."""
         if not self._late_s:
