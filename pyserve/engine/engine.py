@@ -42,8 +42,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How an engine is set up; what a step may hold is in ``scheduler``.
+    """How an engine is set up; what a step may hold is in ``scheduler`` (which, where it names no end-of-text
+    tokens, gets the model's).
 
+    ``prefix_cache``: keep the blocks of computed prompts and outputs for requests that begin the same.
     ``intake_capacity``: requests that may wait for the intake task (it never computes, so a handful).
     ``stall_s``: not ready when work is at hand and no step has ended for so long. ``lag_interval_s``: how
     often the Trio loop's lag is sampled (None: never; a mock clock wants never). ``freeze_gc``: move what
@@ -52,6 +54,7 @@ class EngineConfig:
     """
 
     scheduler: SchedulerConfig
+    prefix_cache: bool = True
     intake_capacity: int = 64
     stall_s: float = 60.0
     lag_interval_s: float | None = 0.02
@@ -317,7 +320,7 @@ async def open_engine(
 
 
 def _make_loop(backend: Backend, config: EngineConfig) -> StepLoop:
-    return StepLoop(backend, config.scheduler, check=config.check)
+    return StepLoop(backend, config.scheduler, prefix_cache=config.prefix_cache, check=config.check)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import trio
 
 from pyserve.backends.base import SimulatedBackend
 from pyserve.core.events import Event
-from pyserve.core.scheduler import Plan
+from pyserve.core.step import Plan
 from pyserve.engine.commands import Command, Handover
 from pyserve.engine.driver import EngineCrashed
 from pyserve.engine.loop import StepLoop

@@ -8,7 +8,7 @@ are keyed by position, not by attempt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -16,19 +16,81 @@ from torch import Tensor
 
 from pyserve import _C
 from pyserve.backends.base import Backend
+from pyserve.core.step import Sampled, StepOutcome
 from pyserve.errors import RequestError, StepFailed
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed, parts in the order in which they ran.
+    """A step's outcome, collected part by part. ``forwards`` counts attempts: 1 where all went well."""
 
-    Each part of ``sampled`` is ``(rows, tokens, logprobs, top_ids, top_logprobs)`` as ``_C.sample`` gives
-    them; each of ``hidden`` is ``(row, values)``. ``failed`` rows are in neither. ``forwards`` counts
-    attempts: 1 where all went well.
-    """
-
-    sampled: list[tuple[Tensor, ...]] = field(default_factory=list)
-    hidden: list[tuple[int, Tensor]] = field(default_factory=list)
+    sampled: list[Sampled] = field(default_factory=list)
+    hidden: dict[int, Tensor] = field(default_factory=dict)
     failed: dict[int, RequestError] = field(default_factory=dict)
     forwards: int = 0
+
+    @property
+    def outcome(self) -> StepOutcome:
+        """What the scheduler is told."""
+        return StepOutcome(self.sampled, self.hidden, self.failed)
+
+
+class StepRunner:
+    """Runs steps on a back-end. Owns the packing buffers, borrows pool and sampler state."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        pool: _C.BlockPool,
+        sampler: _C.SamplerState,
+        buffers: _C.StepBuffers,
+    ) -> None:
+        self._backend = backend
+        self._pool = pool
+        self._sampler = sampler
+        self._buffers = buffers
+
+    def run(self, rows: Tensor, takes: Tensor, embeds: Collection[int]) -> StepResult:
+        """Advances ``rows`` int32 ``[S]`` by ``takes`` int32 ``[S]`` tokens each, as far as they can.
+
+        ``embeds``: rows whose hidden state is wanted instead of a token. Never raises for what the
+        back-end does; what the pool or the packing raises is a bug and does.
+        """
+        result = StepResult()
+        with torch.inference_mode():
+            self._run(rows, takes, embeds, result)
+        return result
+
+    def _run(
+        self, rows: Tensor, takes: Tensor, embeds: Collection[int], result: StepResult
+    ) -> None:
+        packed = _C.pack(self._pool, rows, takes, self._buffers)
+        reached = rows[packed.sample_seq.long()]
+        is_embed = torch.tensor([row in embeds for row in reached.tolist()], dtype=torch.bool)
+        result.forwards += 1
+        try:
+            output = self._backend.forward(packed, packed.logit_rows[is_embed])
+        except Exception as error:
+            self._halve(rows, takes, embeds, result, error)
+            return
+        result.hidden.update(zip(reached[is_embed].tolist(), output.hidden, strict=True))
+        if not is_embed.all():
+            keep = slice(None) if not is_embed.any() else ~is_embed
+            self._sample(output.logits[keep], reached[keep], result)
+
+    def _halve(
+        self,
+        rows: Tensor,
+        takes: Tensor,
+        embeds: Collection[int],
+        result: StepResult,
+        error: Exception,
+    ) -> None:
+        if len(rows) == 1:
+            failure = StepFailed("the model failed on this request")
+            failure.__cause__ = error
+            result.failed[int(rows[0])] = failure
+            return
+        half = len(rows) // 2
+        self._run(rows[:half], takes[:half], embeds, result)
+        self._run(rows[half:], takes[half:], embeds, result)

@@ -27,6 +27,7 @@ async def open_scripted_engine(
     *,
     driver: Literal["thread", "inline"] = "inline",
     check: bool = True,
+    prefix_cache: bool = True,
     **scheduler: Any,
 ) -> AsyncIterator[Engine]:
     """An engine on a :class:`~pyserve.backends.scripted.ScriptedBackend`, every invariant checked after
@@ -44,6 +45,7 @@ async def open_scripted_engine(
     }
     config = EngineConfig(
         scheduler=SchedulerConfig(**{**small, **scheduler}),
+        prefix_cache=prefix_cache,
         lag_interval_s=None,
         freeze_gc=False,
         check=check,

@@ -1,0 +1,140 @@
+"""The step loop, one step at a time: plan, compute, complete. Synchronous; a driver turns the crank.
+
+It owns the scheduler, the block pool, the sampler's state and the back-end, and everything that a step
+changes. Only ``statistics`` may be read from elsewhere: it is replaced, never changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pyserve import _C
+from pyserve.backends.base import Backend
+from pyserve.core.config import SchedulerConfig
+from pyserve.core.events import Event, Failed
+from pyserve.core.scheduler import Scheduler, SchedulerStatistics
+from pyserve.core.step import Plan
+from pyserve.engine.commands import Cancel, Command, StopChoice, Submit
+from pyserve.engine.runner import StepResult, StepRunner
+from pyserve.errors import StepFailed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStatistics:
+    """As of the last step boundary, ``last_boundary_s`` on the engine's clock.
+
+    ``steps`` completed; ``forwards`` counts attempts, more than steps where some were run by halves;
+    ``failed_rows`` sequences that failed alone. ``last_step_s`` seconds, the last step's.
+    """
+
+    steps: int
+    forwards: int
+    failed_rows: int
+    last_step_s: float
+    last_boundary_s: float
+    scheduler: SchedulerStatistics
+    pool: _C.PoolStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What to do next: compute ``plan``; or, where there is none, wait for commands or ``idle_until_s``."""
+
+    plan: Plan | None
+    events: tuple[Event, ...]
+    idle_until_s: float
+
+
+class StepLoop:
+    """Made by whoever opens the engine; then belongs to its driver."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: SchedulerConfig,
+        *,
+        prefix_cache: bool = True,
+        check: bool = False,
+    ) -> None:
+        if not config.eos_token_ids:
+            config = replace(config, eos_token_ids=backend.info.eos_token_ids)
+        backend.allocate(config.num_blocks, config.block_size)
+        self.backend = backend
+        self.pool = _C.BlockPool(config.num_blocks, config.block_size, prefix_cache)
+        sampler = _C.SamplerState()
+        self.scheduler = Scheduler(config, self.pool, sampler, check=check)
+        blocks_per_sequence = -(-config.context_length // config.block_size)
+        buffers = _C.StepBuffers(
+            config.max_batch_tokens, config.max_batch_requests, blocks_per_sequence
+        )
+        self._runner = StepRunner(backend, self.pool, sampler, buffers)
+        self._check = check
+        self.statistics = LoopStatistics(
+            steps=0,
+            forwards=0,
+            failed_rows=0,
+            last_step_s=0.0,
+            last_boundary_s=-math.inf,
+            scheduler=self.scheduler.statistics(),
+            pool=self.pool.statistics(),
+        )
+
+    def begin(self, commands: Iterable[Command], now: float) -> Boundary:
+        """A step boundary: applies commands in order, releases what has ended, plans the next step."""
+        for command in commands:
+            match command:
+                case Submit():
+                    self.scheduler.submit(command.spec, command.arrival_s)
+                case Cancel():
+                    self.scheduler.cancel(command.request_id, now, command.error)
+                case StopChoice():
+                    self.scheduler.stop_choice(command.request_id, command.index)
+        plan = self.scheduler.plan(now)
+        if plan:
+            return Boundary(plan, plan.events, now)
+        self._publish(now)
+        idle_until_s = math.inf if plan.idle_until is None else plan.idle_until
+        return Boundary(None, plan.events, idle_until_s)
+
+    def compute(self, plan: Plan) -> StepResult:
+        """Runs the planned step on the back-end: the long part, for which the GIL is released."""
+        return self._runner.run(plan.rows, plan.takes, plan.embeds)
+
+    def complete(
+        self, plan: Plan, result: StepResult, now: float, seconds: float
+    ) -> tuple[Event, ...]:
+        """Files what was computed and releases what has finished; ``seconds`` the step has taken."""
+        events = self.scheduler.complete(plan, result.outcome, now)
+        if result.forwards == 1:  # time spent on halves says nothing about the model
+            self.scheduler.adjust_seconds(plan, seconds)
+        for event in events:
+            if isinstance(event, Failed) and isinstance(event.error, StepFailed):
+                log.error(
+                    "request %s failed in the model",
+                    event.request_id,
+                    exc_info=event.error.__cause__,
+                )
+        self._publish(now, result, seconds)
+        return events
+
+    def _publish(
+        self, now: float, result: StepResult | None = None, seconds: float | None = None
+    ) -> None:
+        if self._check:
+            self.scheduler.check()
+        before = self.statistics
+        self.statistics = replace(
+            before,
+            steps=before.steps + (result is not None),
+            forwards=before.forwards + (result.forwards if result else 0),
+            failed_rows=before.failed_rows + (len(result.failed) if result else 0),
+            last_step_s=before.last_step_s if seconds is None else seconds,
+            last_boundary_s=now,
+            scheduler=self.scheduler.statistics(),
+            pool=self.pool.statistics(),
+        )
