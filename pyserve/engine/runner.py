@@ -94,3 +94,15 @@ class StepRunner:
         half = len(rows) // 2
         self._run(rows[:half], takes[:half], embeds, result)
         self._run(rows[half:], takes[half:], embeds, result)
+
+    def _sample(self, logits: Tensor, rows: Tensor, result: StepResult) -> None:
+        try:
+            drawn = _C.sample(logits, self._pool, self._sampler, rows)
+        except _C.SampleError as error:
+            for index, reason in error.failed.items():
+                result.failed[int(rows[index])] = StepFailed(f"no token can be drawn: {reason}")
+            good = [i for i in range(len(rows)) if i not in error.failed]
+            if good:
+                self._sample(logits[good], rows[good], result)
+            return
+        result.sampled.append(Sampled(rows, *drawn))

@@ -9,13 +9,13 @@ from functools import cache
 import pytest
 import torch
 import trio
-from pyserve.backends.native import NativeBackend
-from pyserve.models.load import open_checkpoint
 from torch import Tensor
 
 from pyserve.backends.base import ForwardOutput, ModelInfo, PackedStep
+from pyserve.backends.native import NativeBackend
 from pyserve.core.events import Token
 from pyserve.core.spec import RequestSpec, SamplingParams
+from pyserve.models.load import open_checkpoint
 from pyserve.testing.engine import Collected, collect, open_scripted_engine
 
 BLOCKS, BLOCK_SIZE = 512, 16
