@@ -133,7 +133,13 @@ class Engine:
 
     def load(self) -> Load:
         """What admission looks at: what waits and runs, and how fast it goes."""
-        raise NotImplementedError
+        speeds = self._loop.statistics.scheduler.steptime
+        return Load(
+            waiting_requests=self._register.unstarted_requests,
+            waiting_tokens=self._register.unstarted_tokens,
+            prefill_tokens_per_s=speeds.prefill_tokens_per_s,
+            starts_per_s=speeds.starts_per_s,
+        )
 
     def statistics(self) -> EngineStatistics:
         """A snapshot of everything there is to know; cheap enough for every scrape."""

@@ -19,7 +19,7 @@ from pyserve.core.scheduler import Scheduler, SchedulerStatistics
 from pyserve.core.step import Plan
 from pyserve.engine.commands import Cancel, Command, StopChoice, Submit
 from pyserve.engine.runner import StepResult, StepRunner
-from pyserve.errors import StepFailed
+from pyserve.errors import RequestError, StepFailed
 
 log = logging.getLogger(__name__)
 
@@ -28,17 +28,15 @@ log = logging.getLogger(__name__)
 class LoopStatistics:
     """As of the last step boundary, ``last_boundary_s`` on the engine's clock.
 
-    ``steps`` completed; ``forwards`` counts attempts, more than steps where some were run by halves;
-    ``failed_rows`` sequences that failed alone. ``last_step_s`` seconds, the last step's.
+    ``forwards_total`` counts attempts, more than ``scheduler.steps_total`` where steps were run by halves;
+    ``failed_rows_total`` sequences that failed alone. ``last_step_s`` is how long the last step took.
     """
 
-    steps: int
-    forwards: int
-    failed_rows: int
+    forwards_total: int
+    failed_rows_total: int
     last_step_s: float
     last_boundary_s: float
     scheduler: SchedulerStatistics
-    pool: _C.PoolStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +63,40 @@ class StepLoop:
             config = replace(config, eos_token_ids=backend.info.eos_token_ids)
         backend.allocate(config.num_blocks, config.block_size)
         self.backend = backend
-        self.pool = _C.BlockPool(config.num_blocks, config.block_size, prefix_cache)
+        pool = _C.BlockPool(config.num_blocks, config.block_size, prefix_cache)
         sampler = _C.SamplerState()
-        self.scheduler = Scheduler(config, self.pool, sampler, check=check)
+        self.scheduler = Scheduler(config, pool, sampler, check=check)
         blocks_per_sequence = -(-config.context_length // config.block_size)
         buffers = _C.StepBuffers(
             config.max_batch_tokens, config.max_batch_requests, blocks_per_sequence
         )
-        self._runner = StepRunner(backend, self.pool, sampler, buffers)
-        self._check = check
-        self.statistics = LoopStatistics(
-            steps=0,
-            forwards=0,
-            failed_rows=0,
-            last_step_s=0.0,
-            last_boundary_s=-math.inf,
-            scheduler=self.scheduler.statistics(),
-            pool=self.pool.statistics(),
-        )
+        self._runner = StepRunner(backend, pool, sampler, buffers)
+        self.statistics = LoopStatistics(0, 0, 0.0, -math.inf, self.scheduler.statistics())
 
     def begin(self, commands: Iterable[Command], now: float) -> Boundary:
         """A step boundary: applies commands in order, releases what has ended, plans the next step."""
+        refused: list[Event] = []
         for command in commands:
             match command:
-                case Submit():
-                    self.scheduler.submit(command.spec, command.arrival_s)
-                case Cancel():
-                    self.scheduler.cancel(command.request_id, now, command.error)
-                case StopChoice():
-                    self.scheduler.stop_choice(command.request_id, command.index)
+                case Submit(spec, arrival_s):
+                    try:
+                        self.scheduler.submit(spec, arrival_s)
+                    except RequestError as error:
+                        refused.append(Failed(spec.request_id, error))
+                case Cancel(request_id, error):
+                    self.scheduler.cancel(request_id, now, error)
+                case StopChoice(request_id, index):
+                    self.scheduler.stop_choice(request_id, index)
         plan = self.scheduler.plan(now)
+        events = (*refused, *plan.events)
         if plan:
-            return Boundary(plan, plan.events, now)
+            return Boundary(plan, events, now)
+        if plan.idle_until is None and not self.scheduler.idle:
+            raise RuntimeError(
+                "requests are open, but there is neither a step to run nor a time to wait for"
+            )
         self._publish(now)
-        idle_until_s = math.inf if plan.idle_until is None else plan.idle_until
-        return Boundary(None, plan.events, idle_until_s)
+        return Boundary(None, events, math.inf if plan.idle_until is None else plan.idle_until)
 
     def compute(self, plan: Plan) -> StepResult:
         """Runs the planned step on the back-end: the long part, for which the GIL is released."""
@@ -122,19 +119,15 @@ class StepLoop:
         self._publish(now, result, seconds)
         return events
 
-    def _publish(
-        self, now: float, result: StepResult | None = None, seconds: float | None = None
-    ) -> None:
-        if self._check:
-            self.scheduler.check()
-        before = self.statistics
-        self.statistics = replace(
-            before,
-            steps=before.steps + (result is not None),
-            forwards=before.forwards + (result.forwards if result else 0),
-            failed_rows=before.failed_rows + (len(result.failed) if result else 0),
-            last_step_s=before.last_step_s if seconds is None else seconds,
+    def _publish(self, now: float, result: StepResult | None = None, seconds: float = 0.0) -> None:
+        last, statistics = self.statistics, self.scheduler.statistics()
+        if result is None:
+            self.statistics = replace(last, last_boundary_s=now, scheduler=statistics)
+            return
+        self.statistics = LoopStatistics(
+            forwards_total=last.forwards_total + result.forwards,
+            failed_rows_total=last.failed_rows_total + len(result.failed),
+            last_step_s=seconds,
             last_boundary_s=now,
-            scheduler=self.scheduler.statistics(),
-            pool=self.pool.statistics(),
+            scheduler=statistics,
         )

@@ -94,7 +94,7 @@ class Model:
             async with trio.open_nursery() as nursery:
                 for i in range(len(specs)):
                     nursery.start_soon(client, i)
-            return results, engine.statistics().loop.scheduler.preemptions
+            return results, engine.statistics().loop.scheduler.preemptions_total
 
     def _alone(self, text: str, seed: int) -> list[tuple[object, ...]]:
         return said(self.run(self.spec(text, seed=seed))[0][0])

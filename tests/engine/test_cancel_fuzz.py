@@ -112,7 +112,7 @@ async def fuzz(seed: int, clients: int, num_blocks: int) -> Tally:
             for _ in range(clients):
                 nursery.start_soon(client, engine, random.Random(rng.random()), tally)
         assert await engine.drained(60.0)
-        pool = engine.statistics().loop.pool
+        pool = engine.statistics().loop.scheduler.pool
         assert pool.owned == 0
         assert pool.free + pool.cached == pool.num_blocks
         assert engine.statistics().unstarted_tokens == 0

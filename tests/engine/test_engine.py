@@ -58,7 +58,7 @@ def assert_nothing_held(engine: Engine) -> None:
     statistics = engine.statistics()
     assert statistics.open_requests == 0
     assert statistics.unstarted_tokens == 0
-    assert statistics.loop.pool.owned == 0
+    assert statistics.loop.scheduler.pool.owned == 0
 
 
 async def test_request_gives_its_tokens_and_ends(engine: Engine) -> None:
@@ -135,7 +135,7 @@ async def test_leaving_while_streaming_frees_everything_at_the_next_boundary(
 ) -> None:
     async with engine.request(make_spec(max_tokens=100)) as stream:
         await stream.receive()
-        assert engine.statistics().loop.pool.owned > 0
+        assert engine.statistics().loop.scheduler.pool.owned > 0
     assert engine.statistics().closing_requests == 1
     await trio.sleep(1.01)
     assert_nothing_held(engine)
