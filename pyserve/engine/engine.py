@@ -218,10 +218,10 @@ class Engine:
             raise
 
     async def run_intake(self) -> None:
-        """Passes submissions on to the step loop, all that are there at once, until cancelled."""
-        while True:
-            entries = [await self._intake.receive()]
-            with suppress(trio.WouldBlock):
+        """Passes submissions on to the step loop, all that are there at once, until :meth:`stop`."""
+        async for first in self._intake:
+            entries = [first]
+            with suppress(trio.WouldBlock, trio.EndOfChannel):
                 while True:
                     entries.append(self._intake.receive_nowait())
             fresh = [entry for entry in entries if not entry.stream.ended and not entry.closing]

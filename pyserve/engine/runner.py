@@ -68,9 +68,14 @@ class StepRunner:
         reached = rows[packed.sample_seq.long()]
         is_embed = torch.tensor([row in embeds for row in reached.tolist()], dtype=torch.bool)
         result.forwards += 1
+        error: Exception | None = None
         try:
             output = self._backend.forward(packed, packed.logit_rows[is_embed])
-        except Exception as error:
+        except Exception as caught:
+            error = caught
+        if (
+            error is not None
+        ):  # outside of the handler, or each half's error would drag the whole's along
             self._halve(rows, takes, embeds, result, error)
             return
         result.hidden.update(zip(reached[is_embed].tolist(), output.hidden, strict=True))

@@ -6,7 +6,7 @@ own: a request can produce at most ``n * max_tokens`` tokens and a handful of ot
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -112,14 +112,16 @@ class RequestStream:
             raise self._end.error
         raise trio.EndOfChannel
 
-    async def __aiter__(self) -> AsyncIterator[list[StreamEvent]]:
-        """Lists of events until the request is complete; raises its error where it failed."""
-        while True:
-            try:
-                events = await self.receive()
-            except trio.EndOfChannel:
-                return
-            yield events
+    def __aiter__(self) -> RequestStream:
+        """Iterates over lists of events until the request is complete; raises its error where it failed."""
+        return self
+
+    async def __anext__(self) -> list[StreamEvent]:
+        """:meth:`receive`, in an iterator's words."""
+        try:
+            return await self.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
 
     def stop_choice(self, index: int) -> None:
         """Ends choice ``index`` with reason "stop" at the next step boundary. Idempotent.

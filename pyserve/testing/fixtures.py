@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from trio.testing import MockClock
 
 from pyserve.backends.scripted import ScriptedBackend
 from pyserve.engine.engine import Engine
@@ -19,11 +18,11 @@ def scripted_backend() -> ScriptedBackend:
 
 
 @pytest.fixture
-async def scripted_engine(
-    scripted_backend: ScriptedBackend,
-    autojump_clock: MockClock,  # noqa: ARG001 (its being there is the point)
-) -> AsyncIterator[Engine]:
-    """An engine on Trio's own thread and an autojumping clock: steps take simulated time, tests none."""
+async def scripted_engine(scripted_backend: ScriptedBackend) -> AsyncIterator[Engine]:
+    """An engine on Trio's own thread, whose steps take time on Trio's clock.
+
+    The test itself asks for pytest-trio's ``autojump_clock`` beside it (a fixture cannot): then it takes none.
+    """
     async with open_scripted_engine(scripted_backend) as engine:
         yield engine
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 import trio
-from pyserve.core.scheduler import Scheduler
 
+from pyserve.core.scheduler import Scheduler
 from pyserve.engine.driver import EngineCrashed
 from pyserve.engine.engine import Engine
 from pyserve.errors import Unavailable

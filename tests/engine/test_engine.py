@@ -33,7 +33,8 @@ def backend() -> ScriptedBackend:
 
 
 @pytest.fixture
-async def engine(backend: ScriptedBackend, autojump_clock: MockClock) -> AsyncIterator[Engine]:
+async def engine(backend: ScriptedBackend) -> AsyncIterator[Engine]:
+    """Beside ``autojump_clock``, which pytest-trio takes only from a test's own arguments."""
     async with open_scripted_engine(backend) as engine:
         yield engine
 
@@ -61,7 +62,7 @@ def assert_nothing_held(engine: Engine) -> None:
     assert statistics.loop.scheduler.pool.owned == 0
 
 
-async def test_request_gives_its_tokens_and_ends(engine: Engine) -> None:
+async def test_request_gives_its_tokens_and_ends(autojump_clock: MockClock, engine: Engine) -> None:
     result = await collect(engine, make_spec([5, 6, 7], max_tokens=6))
     assert result.tokens == {0: expected_tokens([5, 6, 7], 6)}
     assert result.reasons == {0: FinishReason.LENGTH}
@@ -69,7 +70,9 @@ async def test_request_gives_its_tokens_and_ends(engine: Engine) -> None:
     assert_nothing_held(engine)
 
 
-async def test_requests_share_steps(engine: Engine, backend: ScriptedBackend) -> None:
+async def test_requests_share_steps(
+    autojump_clock: MockClock, engine: Engine, backend: ScriptedBackend
+) -> None:
     specs = [make_spec([i, 1, 2], max_tokens=5) for i in range(8)]
     results = await collect_all(engine, *specs)
     for spec, result in zip(specs, results, strict=True):
@@ -80,7 +83,7 @@ async def test_requests_share_steps(engine: Engine, backend: ScriptedBackend) ->
 
 
 async def test_prompt_longer_than_a_step_is_prefilled_in_chunks(
-    engine: Engine, backend: ScriptedBackend
+    autojump_clock: MockClock, engine: Engine, backend: ScriptedBackend
 ) -> None:
     prompt = list(range(1, 61)) + [3] * 30
     result = await collect(engine, make_spec(prompt, max_tokens=2))
@@ -89,7 +92,7 @@ async def test_prompt_longer_than_a_step_is_prefilled_in_chunks(
     assert backend.counters.forwards == 4
 
 
-async def test_logprobs_come_with_their_tokens(engine: Engine) -> None:
+async def test_logprobs_come_with_their_tokens(autojump_clock: MockClock, engine: Engine) -> None:
     result = await collect(engine, make_spec(max_tokens=3, logprobs=2))
     for event in result.events:
         if isinstance(event, Token):
@@ -98,14 +101,18 @@ async def test_logprobs_come_with_their_tokens(engine: Engine) -> None:
             assert len(event.logprobs.top) == 2
 
 
-async def test_choices_share_the_prompt_and_end_separately(engine: Engine) -> None:
+async def test_choices_share_the_prompt_and_end_separately(
+    autojump_clock: MockClock, engine: Engine
+) -> None:
     result = await collect(engine, make_spec([4] * 10, n=3, max_tokens=4, temperature=1.0, seed=3))
     assert {i: len(tokens) for i, tokens in result.tokens.items()} == {0: 4, 1: 4, 2: 4}
     assert len({tuple(tokens) for tokens in result.tokens.values()}) > 1
     assert_nothing_held(engine)
 
 
-async def test_embedding(engine: Engine, backend: ScriptedBackend) -> None:
+async def test_embedding(
+    autojump_clock: MockClock, engine: Engine, backend: ScriptedBackend
+) -> None:
     result = await collect(engine, make_spec([1, 2, 3], task=Task.EMBED))
     assert result.embedding is not None
     assert len(result.embedding) == backend.info.hidden_size
@@ -114,14 +121,16 @@ async def test_embedding(engine: Engine, backend: ScriptedBackend) -> None:
     assert_nothing_held(engine)
 
 
-async def test_metrics_follow_the_clock(engine: Engine) -> None:
+async def test_metrics_follow_the_clock(autojump_clock: MockClock, engine: Engine) -> None:
     result = await collect(engine, make_spec(max_tokens=4))
     metrics = result.metrics
     assert (metrics.queue_s, metrics.ttft_s, metrics.total_s) == (0.0, 1.0, 4.0)
     assert metrics.output_tokens == 4
 
 
-async def test_slow_owner_gets_everything_at_once(engine: Engine) -> None:
+async def test_slow_owner_gets_everything_at_once(
+    autojump_clock: MockClock, engine: Engine
+) -> None:
     async with engine.request(make_spec(max_tokens=6)) as stream:
         await trio.sleep(20)
         events = await stream.receive()
@@ -131,6 +140,7 @@ async def test_slow_owner_gets_everything_at_once(engine: Engine) -> None:
 
 
 async def test_leaving_while_streaming_frees_everything_at_the_next_boundary(
+    autojump_clock: MockClock,
     engine: Engine,
 ) -> None:
     async with engine.request(make_spec(max_tokens=100)) as stream:
@@ -143,7 +153,7 @@ async def test_leaving_while_streaming_frees_everything_at_the_next_boundary(
 
 
 async def test_leaving_before_the_engine_has_seen_it_leaves_no_trace(
-    engine: Engine, backend: ScriptedBackend
+    autojump_clock: MockClock, engine: Engine, backend: ScriptedBackend
 ) -> None:
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -154,7 +164,9 @@ async def test_leaving_before_the_engine_has_seen_it_leaves_no_trace(
     assert_nothing_held(engine)
 
 
-async def test_leaving_while_queued_does_not_disturb_the_line(engine: Engine) -> None:
+async def test_leaving_while_queued_does_not_disturb_the_line(
+    autojump_clock: MockClock, engine: Engine
+) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collect_all, engine, *[make_spec([i], max_tokens=5) for i in range(8)])
         await trio.sleep(0.5)
@@ -165,7 +177,9 @@ async def test_leaving_while_queued_does_not_disturb_the_line(engine: Engine) ->
     assert_nothing_held(engine)
 
 
-async def test_stopped_choice_ends_with_reason_stop(engine: Engine) -> None:
+async def test_stopped_choice_ends_with_reason_stop(
+    autojump_clock: MockClock, engine: Engine
+) -> None:
     async with engine.request(make_spec(max_tokens=50)) as stream:
         await stream.receive()
         stream.stop_choice(0)
@@ -174,7 +188,7 @@ async def test_stopped_choice_ends_with_reason_stop(engine: Engine) -> None:
     assert_nothing_held(engine)
 
 
-async def test_request_id_in_use_is_refused(engine: Engine) -> None:
+async def test_request_id_in_use_is_refused(autojump_clock: MockClock, engine: Engine) -> None:
     async with engine.request(make_spec(request_id="same")):
         with pytest.raises(InvalidRequest, match="in use"):
             async with engine.request(make_spec(request_id="same")):
@@ -182,12 +196,14 @@ async def test_request_id_in_use_is_refused(engine: Engine) -> None:
     assert engine.statistics().rejected_total == 1
 
 
-async def test_too_long_for_the_context_is_refused(engine: Engine) -> None:
+async def test_too_long_for_the_context_is_refused(
+    autojump_clock: MockClock, engine: Engine
+) -> None:
     with pytest.raises(ContextLengthExceeded):
         await collect(engine, make_spec([1] * 128, max_tokens=8))
 
 
-async def test_deadline_runs_out_in_line(engine: Engine) -> None:
+async def test_deadline_runs_out_in_line(autojump_clock: MockClock, engine: Engine) -> None:
     specs = [make_spec([i], max_tokens=20) for i in range(8)]
     late = make_spec([9], deadline_s=engine.now() + 3.5)
     *_, last = await collect_all(engine, *specs, late)
@@ -195,7 +211,9 @@ async def test_deadline_runs_out_in_line(engine: Engine) -> None:
     assert_nothing_held(engine)
 
 
-async def test_poison_fails_alone(engine: Engine, backend: ScriptedBackend) -> None:
+async def test_poison_fails_alone(
+    autojump_clock: MockClock, engine: Engine, backend: ScriptedBackend
+) -> None:
     specs = [make_spec([i, 1], max_tokens=4) for i in range(7)]
     specs.insert(4, make_spec([4, 66], max_tokens=4))
     results = await collect_all(engine, *specs)
@@ -209,7 +227,7 @@ async def test_poison_fails_alone(engine: Engine, backend: ScriptedBackend) -> N
     assert_nothing_held(engine)
 
 
-async def test_row_of_nan_fails_alone(engine: Engine) -> None:
+async def test_row_of_nan_fails_alone(autojump_clock: MockClock, engine: Engine) -> None:
     good, bad = make_spec([1, 2], max_tokens=4), make_spec([77, 2], max_tokens=4)
     results = await collect_all(engine, good, bad)
     assert isinstance(results[0], Collected)
@@ -218,7 +236,9 @@ async def test_row_of_nan_fails_alone(engine: Engine) -> None:
     assert_nothing_held(engine)
 
 
-async def test_drain_finishes_what_is_open_and_admits_nothing(engine: Engine) -> None:
+async def test_drain_finishes_what_is_open_and_admits_nothing(
+    autojump_clock: MockClock, engine: Engine
+) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collect, engine, make_spec(max_tokens=5))
         await trio.sleep(0.5)
@@ -232,7 +252,7 @@ async def test_drain_finishes_what_is_open_and_admits_nothing(engine: Engine) ->
     assert engine.statistics().finished_total == 1
 
 
-async def test_cancel_all_tells_every_stream(engine: Engine) -> None:
+async def test_cancel_all_tells_every_stream(autojump_clock: MockClock, engine: Engine) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_after, engine, 2.5)
         results = await collect_all(engine, *[make_spec([i], max_tokens=50) for i in range(12)])
