@@ -28,15 +28,25 @@ log = logging.getLogger(__name__)
 class LoopStatistics:
     """As of the last step boundary, ``last_boundary_s`` on the engine's clock.
 
-    ``forwards_total`` counts attempts, more than ``scheduler.steps_total`` where steps were run by halves;
-    ``failed_rows_total`` sequences that failed alone. ``last_step_s`` is how long the last step took.
+    ``forwards`` counts attempts, more than ``steps`` where steps were run by halves;
+    ``failed_rows`` sequences that failed alone. ``last_step_s`` is how long the last step took.
     """
 
-    forwards_total: int
-    failed_rows_total: int
+    forwards: int
+    failed_rows: int
     last_step_s: float
     last_boundary_s: float
     scheduler: SchedulerStatistics
+
+    @property
+    def steps(self) -> int:
+        """Steps completed since the start."""
+        return self.scheduler.steps_total
+
+    @property
+    def pool(self) -> _C.PoolStatistics:
+        """The block pool's."""
+        return self.scheduler.pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +135,8 @@ class StepLoop:
             self.statistics = replace(last, last_boundary_s=now, scheduler=statistics)
             return
         self.statistics = LoopStatistics(
-            forwards_total=last.forwards_total + result.forwards,
-            failed_rows_total=last.failed_rows_total + len(result.failed),
+            forwards=last.forwards + result.forwards,
+            failed_rows=last.failed_rows + len(result.failed),
             last_step_s=seconds,
             last_boundary_s=now,
             scheduler=statistics,

@@ -21,7 +21,7 @@ def scripted_backend() -> ScriptedBackend:
 async def scripted_engine(scripted_backend: ScriptedBackend) -> AsyncIterator[Engine]:
     """An engine on Trio's own thread, whose steps take time on Trio's clock.
 
-    The test itself asks for pytest-trio's ``autojump_clock`` beside it (a fixture cannot): then it takes none.
+    The test asks for pytest-trio's ``autojump_clock`` beside it (fixtures cannot): then they take none.
     """
     async with open_scripted_engine(scripted_backend) as engine:
         yield engine

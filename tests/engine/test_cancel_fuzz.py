@@ -25,7 +25,7 @@ from pyserve.testing.engine import make_spec, open_scripted_engine
 from pyserve.testing.scripted import expected_tokens
 
 PREFIXES = [tuple(range(10 * k, 10 * k + 9)) for k in range(4)]
-POISON, NAN = 91, 92
+POISON, NAN = 991, 992  # beyond the vocabulary: never sampled
 
 
 @dataclass

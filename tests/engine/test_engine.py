@@ -29,7 +29,7 @@ SECOND = StepCost(base_s=1.0, prefill_token_s=0.0, decode_sequence_s=0.0)
 
 @pytest.fixture
 def backend() -> ScriptedBackend:
-    return ScriptedBackend(cost=SECOND, poison_tokens=[66], nan_tokens=[77])
+    return ScriptedBackend(cost=SECOND, poison_tokens=[966], nan_tokens=[977])
 
 
 @pytest.fixture
@@ -215,10 +215,10 @@ async def test_poison_fails_alone(
     autojump_clock: MockClock, engine: Engine, backend: ScriptedBackend
 ) -> None:
     specs = [make_spec([i, 1], max_tokens=4) for i in range(7)]
-    specs.insert(4, make_spec([4, 66], max_tokens=4))
+    specs.insert(4, make_spec([4, 966], max_tokens=4))
     results = await collect_all(engine, *specs)
     for spec, result in zip(specs, results, strict=True):
-        if 66 in spec.prompt:
+        if 966 in spec.prompt:
             assert isinstance(result, StepFailed)
         else:
             assert isinstance(result, Collected)
@@ -228,7 +228,7 @@ async def test_poison_fails_alone(
 
 
 async def test_row_of_nan_fails_alone(autojump_clock: MockClock, engine: Engine) -> None:
-    good, bad = make_spec([1, 2], max_tokens=4), make_spec([77, 2], max_tokens=4)
+    good, bad = make_spec([1, 2], max_tokens=4), make_spec([977, 2], max_tokens=4)
     results = await collect_all(engine, good, bad)
     assert isinstance(results[0], Collected)
     assert results[0].tokens[0] == expected_tokens([1, 2], 4)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from pyserve.backends.base import PackedStep
 from pyserve.backends.scripted import ScriptedBackend
@@ -18,21 +19,21 @@ PATIENCE_S = 30.0  # a test that waits so long has failed
 
 
 class Gate:
-    """Stops every forward until it is let through; counts them."""
+    """Stops every forward until it is opened."""
 
     def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self._let_through = threading.Semaphore(0)
+        self.entered = threading.Event()
+        self._open = threading.Event()
 
     def __call__(self, packed: PackedStep) -> None:
-        self.entered.release()
-        assert self._let_through.acquire(timeout=PATIENCE_S)
+        self.entered.set()
+        assert self._open.wait(PATIENCE_S)
 
-    def open(self, steps: int = 10**6) -> None:
-        self._let_through.release(steps)
+    def open(self) -> None:
+        self._open.set()
 
     async def wait_entered(self) -> None:
-        assert await trio.to_thread.run_sync(lambda: self.entered.acquire(timeout=PATIENCE_S))
+        assert await trio.to_thread.run_sync(self.entered.wait, PATIENCE_S)
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ async def test_thread_runs_two_handovers_ahead_and_no_further() -> None:
     backend = ScriptedBackend(on_forward=lambda packed: entered.release())
     async with open_scripted_engine(backend, driver="thread") as engine:
         async with engine.request(make_spec(max_tokens=50)):
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             # From here to the end of the block Trio consumes nothing: this code never yields to it.
             while entered.acquire(timeout=0.05):
                 pass
