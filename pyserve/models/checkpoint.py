@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from pyserve.models.architectures.weights import PlannedWeight
@@ -23,7 +24,8 @@ class Checkpoint:
     """A model ready to be loaded.
 
     ``name`` is what the API calls it. Opening a checkpoint reads headers only: weights are read by
-    :meth:`tensors`, the tokenizer when it is first asked for.
+    :meth:`tensors`, the tokenizer when it is first asked for. Raises ModelError where the shape of a stored
+    weight does not fit ``config``.
     """
 
     name: str
@@ -32,6 +34,12 @@ class Checkpoint:
     weights: tuple[PlannedWeight, ...]
     source: TensorSource
     make_tokenizer: Callable[[], Tokenizer]
+
+    def __post_init__(self) -> None:
+        for weight in self.weights:  # on the meta device: shapes without numbers
+            shape = self.source.stored(weight.key).shape
+            for _ in weight.apply(torch.empty(shape, device="meta"), self.config, str(self.path)):
+                pass
 
     @property
     def architecture(self) -> str:
@@ -57,7 +65,7 @@ class Checkpoint:
         """Every weight as (canonical name, tensor in float32, float16 or bfloat16), each read when asked for.
 
         Names and shapes are those of :class:`~pyserve.models.config.DecoderConfig`. A tensor may be a view
-        of the mapped file: copy what is kept. Raises ModelError on a shape that does not fit.
+        of the mapped file: copy what is kept. Raises ModelError where the file cannot be read any more.
         """
         for weight in self.weights:
             yield from weight.apply(self.source.load(weight.key), self.config, str(self.path))

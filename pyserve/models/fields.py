@@ -32,8 +32,8 @@ class Fields:
         value = self._values.get(self.prefix + key)
         return default if value is None else value
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """An integer; a list of equal ones counts as one (GGUF writes some per layer)."""
+    def integer(self, key: str, default: int | None = None, *, maximum: int = 2**31 - 1) -> int:
+        """An integer from 0 to ``maximum``; a list of equal ones (GGUF: one per layer) counts as one."""
         value = self._get(key, default)
         if isinstance(value, list) and value:
             if any(item != value[0] for item in value):
@@ -41,7 +41,17 @@ class Fields:
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "an integer", value)
+        if not 0 <= value <= maximum:
+            raise self._wrong(key, f"at most {maximum} and not negative", value)
         return value
+
+    def num_layers(self, key: str, default: int | None = None) -> int:
+        """A number of layers: a bound keeps a damaged file from asking for gigabytes of names."""
+        return self.integer(key, default, maximum=4096)
+
+    def head_dim(self, key: str, default: int | None = None) -> int:
+        """A size of a head, bounded likewise."""
+        return self.integer(key, default, maximum=65536)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite or infinite number, as float."""

@@ -32,7 +32,7 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     architecture = find_gguf(Fields(file.metadata, where).text("general.architecture"), where)
     try:
         config = architecture.gguf.read_config(_header(file))
-    except ValueError as error:  # a DecoderConfig that does not fit together
+    except (ValueError, ArithmeticError) as error:  # numbers that do not fit together
         raise ModelError(f"{path}: {error}") from error
     weights = plan_weights(
         architecture.gguf.rules,

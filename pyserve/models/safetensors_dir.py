@@ -43,7 +43,7 @@ def open_directory(path: Path, name: str | None = None) -> Checkpoint:
     architecture = find_huggingface(fields.text("model_type"), where)
     try:
         config = architecture.huggingface.read_config(fields)
-    except ValueError as error:  # a DecoderConfig that does not fit together
+    except (ValueError, ArithmeticError) as error:  # numbers that do not fit together
         raise ModelError(f"{where}: {error}") from error
     source = SafetensorsFiles(path)
     weights = plan_weights(

@@ -138,15 +138,17 @@ def test_older_gemma3_config_gives_the_same(tmp_path: Path) -> None:
     assert config.ropes[1].inv_freq[1] == pytest.approx(8000 ** (-2 / 24))
 
 
-def test_gemma3_beside_a_vision_model_is_its_text_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_gemma3_beside_a_vision_model_is_its_text_part(prefix: str, tmp_path: Path) -> None:
     model = random_model("gemma3")
     model.save_pretrained(tmp_path)
     text = json.loads((tmp_path / "config.json").read_text())
     outer = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}
     (tmp_path / "config.json").write_text(json.dumps(outer))
     tensors = load_file(tmp_path / "model.safetensors")
-    renamed = {key.replace("model.", "language_model.model.", 1): t for key, t in tensors.items()}
-    renamed["vision_tower.post_layernorm.weight"] = torch.ones(3)
+    renamed = {key.replace("model.", prefix, 1): tensor for key, tensor in tensors.items()}
+    outside = "model." if prefix.startswith("model.") else ""
+    renamed[f"{outside}vision_tower.post_layernorm.weight"] = torch.ones(3)
     save_file(renamed, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(str(tmp_path))
     loaded = dict(checkpoint.tensors())
@@ -254,4 +256,4 @@ def test_a_shape_that_does_not_fit_names_the_tensor(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     edit_config(tmp_path, intermediate_size=90)
     with pytest.raises(ModelError, match=r"mlp\.gate_proj\.weight gives .* \[88, 48\]"):
-        list(open_checkpoint(str(tmp_path)).tensors())
+        open_checkpoint(str(tmp_path))

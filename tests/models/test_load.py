@@ -14,6 +14,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pyserve.errors import ModelError
 from pyserve.models import hub
@@ -173,3 +175,43 @@ def test_hub_errors_say_what_to_do(
     monkeypatch.setattr(hub, "hf_hub_download", fail)
     with pytest.raises(ModelError, match=message):
         open_checkpoint("owner/name")
+
+
+@pytest.fixture(scope="module")
+def llama_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    metadata = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.freq_base": 1e4}
+    return write_model(path, random_model("llama"), "llama", metadata=metadata).read_bytes()
+
+
+@settings(
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_damaged_header_never_does_worse_than_a_model_error(
+    llama_bytes: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    damaged = bytearray(llama_bytes)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(24, 1200))  # the metadata and the first tensors' headers
+        damaged[at] = data.draw(st.integers(0, 255))
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(damaged)
+    try:
+        for _ in open_checkpoint(str(path)).tensors():
+            pass
+    except ModelError:
+        pass
+
+
+@pytest.mark.parametrize("key", ["block_count", "attention.key_length", "attention.head_count"])
+@pytest.mark.parametrize("value", [0, 1 << 30, (1 << 32) - 1])
+def test_absurd_sizes_are_refused(key: str, value: int, tmp_path: Path) -> None:
+    model = random_model("llama")
+    path = tmp_path / "m.gguf"
+    name = f"llama.{key}".encode()
+    content = write_model(path, model, "llama").read_bytes()
+    at = content.index(name) + len(name) + 4  # the value follows the key and the value's type
+    path.write_bytes(content[:at] + value.to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(ModelError):
+        open_checkpoint(str(path))

@@ -130,9 +130,9 @@ def _config(outer: Fields) -> DecoderConfig:
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         refuse_unless(fields, key, None, None)
     refuse_unless(fields, "use_bidirectional_attention", False, False)
-    num_layers = fields.integer("num_hidden_layers", 26)
+    num_layers = fields.num_layers("num_hidden_layers", 26)
     hidden_size = fields.integer("hidden_size", 2304)
-    head_dim = fields.integer("head_dim", 256)
+    head_dim = fields.head_dim("head_dim", 256)
     context_length = fields.integer("max_position_embeddings", 131072)
     is_local = _is_local(fields, num_layers)
     window = fields.integer("sliding_window", 4096)
@@ -145,7 +145,7 @@ def _config(outer: Fields) -> DecoderConfig:
         intermediate_size=fields.integer("intermediate_size", 9216),
         context_length=context_length,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_scale=fields.integer("query_pre_attn_scalar", 256) ** -0.5,
         windows=tuple(window if local else 0 for local in is_local),
         is_local=is_local,
         ropes=_ropes(fields, head_dim, context_length),
@@ -159,7 +159,7 @@ def _gguf_config(header: GGUFHeader) -> DecoderConfig:
     fields = header.fields
     if fields.number("final_logit_softcapping", 0.0) != 0.0:
         raise ModelError(f"{fields.where}: final_logit_softcapping is not supported")
-    num_layers = fields.integer("block_count")
+    num_layers = fields.num_layers("block_count")
     hidden_size = fields.integer("embedding_length")
     num_heads = fields.integer("attention.head_count")
     head_dim = gguf_head_dim(fields, num_heads)

@@ -13,11 +13,11 @@ from pyserve.models.rope import make_rope
 
 def gguf_head_dim(fields: Fields, num_heads: int) -> int:
     """The size of a head; keys, values and rotary positions must agree on it."""
-    head_dim = fields.integer(
+    head_dim = fields.head_dim(
         "attention.key_length", fields.integer("embedding_length") // max(1, num_heads)
     )
     for key in ("attention.value_length", "rope.dimension_count"):
-        if fields.integer(key, head_dim) != head_dim:
+        if fields.head_dim(key, head_dim) != head_dim:
             raise ModelError(
                 f"{fields.where}: {key} differs from the head size {head_dim}; not supported"
             )

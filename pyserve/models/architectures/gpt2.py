@@ -74,7 +74,7 @@ def _config(fields: Fields) -> DecoderConfig:
     return _shape(
         vocab_size=fields.integer("vocab_size", 50257),
         hidden_size=hidden_size,
-        num_layers=fields.integer("n_layer", 12),
+        num_layers=fields.num_layers("n_layer", 12),
         num_heads=num_heads,
         intermediate_size=fields.integer("n_inner", 4 * hidden_size),
         context_length=fields.integer("n_positions", 1024),
@@ -93,7 +93,7 @@ def _gguf_config(header: GGUFHeader) -> DecoderConfig:
     return _shape(
         vocab_size=header.vocab_size,
         hidden_size=hidden_size,
-        num_layers=fields.integer("block_count"),
+        num_layers=fields.num_layers("block_count"),
         num_heads=num_heads,
         intermediate_size=fields.integer("feed_forward_length"),
         context_length=fields.integer("context_length"),

@@ -81,13 +81,13 @@ def llama_from_config(
     refuse_unless(fields, "hidden_act", "silu", "silu")
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", head_dim or hidden_size // max(1, num_heads))
+    head_dim = fields.head_dim("head_dim", head_dim or hidden_size // max(1, num_heads))
     context_length = fields.integer("max_position_embeddings", context_length)
     return llama_shape(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=fields.num_layers("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
@@ -108,7 +108,7 @@ def llama_from_gguf(
 ) -> DecoderConfig:
     """The same from GGUF metadata."""
     fields = header.fields
-    num_layers = fields.integer("block_count")
+    num_layers = fields.num_layers("block_count")
     num_heads = fields.integer("attention.head_count")
     head_dim = gguf_head_dim(fields, num_heads)
     return llama_shape(
@@ -132,14 +132,14 @@ def llama_from_gguf(
 
 
 def _llama_config(fields: Fields) -> DecoderConfig:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers("num_hidden_layers")
     return llama_from_config(fields, architecture="llama", windows=(0,) * num_layers)
 
 
 def _mistral_config(fields: Fields) -> DecoderConfig:
     # transformers: absent means 4096, null means no window.
     window = fields.integer("sliding_window", 0 if fields.is_null("sliding_window") else 4096)
-    windows = (window,) * fields.integer("num_hidden_layers")
+    windows = (window,) * fields.num_layers("num_hidden_layers")
     return llama_from_config(fields, architecture="mistral", windows=windows, context_length=131072)
 
 

@@ -42,7 +42,7 @@ GGUF_RULES: tuple[Rule, ...] = (
 
 def _windows(fields: Fields) -> tuple[int, ...]:
     """``use_sliding_window`` decides; ``layer_types`` (or ``max_window_layers``: the first one) where."""
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers("num_hidden_layers")
     if not fields.flag("use_sliding_window", False) or fields.is_null("sliding_window"):
         return (0,) * num_layers
     window = fields.integer("sliding_window", 4096)
