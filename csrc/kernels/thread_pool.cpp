@@ -40,10 +40,17 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+// Takes long runs of neighbouring items first (they stream through memory, and are prefetched, in
+// order), single ones at the end (so that all threads finish together).
 void ThreadPool::drain(int thread) {
   const int items = items_;
-  for (int item = next_.fetch_add(1); item < items; item = next_.fetch_add(1))
-    call_(body_, item, thread);
+  int begin = next_.load();
+  while (begin < items) {
+    const int count = std::max(1, (items - begin) / (2 * size()));
+    if (!next_.compare_exchange_weak(begin, begin + count)) continue;
+    for (int item = begin; item < begin + count; ++item) call_(body_, item, thread);
+    begin = next_.load();
+  }
 }
 
 void ThreadPool::run_erased(int items, const void* body, Call call) {
