@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pyserve.engine.engine import Engine
+from pyserve.core.scheduler import SchedulerStatistics
+from pyserve.engine.engine import Engine, EngineStatistics
 from pyserve.telemetry.load import LoadSnapshot
 from pyserve.telemetry.metrics import Sample
 
@@ -12,7 +13,7 @@ from pyserve.telemetry.metrics import Sample
 def load_snapshot(engine: Engine) -> LoadSnapshot:
     """How busy ``engine`` is now."""
     seen = engine.statistics()
-    pool = seen.loop.pool
+    pool = seen.loop.scheduler.pool
     config = engine.config.scheduler
     return LoadSnapshot(
         requests_running=seen.open_requests - seen.unstarted_requests,
@@ -26,109 +27,128 @@ def load_snapshot(engine: Engine) -> LoadSnapshot:
 
 def engine_samples(engine: Engine) -> Iterator[Sample]:
     """Everything the engine knows about itself, for one scrape."""
-    load = load_snapshot(engine)
-    gauge, counter = "gauge", "counter"
-    yield Sample(
-        gauge,
-        "pyserve_requests_running",
-        "Requests in the batch",
-        load.requests_running,
-        alias="vllm:num_requests_running",
+    seen = engine.statistics()
+    yield from _load(load_snapshot(engine))
+    yield from _requests(seen)
+    yield from _scheduler(seen.loop.scheduler)
+    yield from _loop(seen)
+    yield from _pool(engine, seen.loop.scheduler)
+
+
+def _gauge(name: str, text: str, value: float, alias: str | None = None, **labels: str) -> Sample:
+    return Sample("gauge", f"pyserve_{name}", text, value, tuple(labels.items()), alias)
+
+
+def _counter(name: str, text: str, value: float, alias: str | None = None, **labels: str) -> Sample:
+    return Sample("counter", f"pyserve_{name}", text, value, tuple(labels.items()), alias)
+
+
+def _load(load: LoadSnapshot) -> Iterator[Sample]:
+    running, waiting = load.requests_running, load.requests_waiting
+    yield _gauge("requests_running", "Requests in the batch", running, "vllm:num_requests_running")
+    yield _gauge(
+        "requests_waiting", "Requests not scheduled yet", waiting, "vllm:num_requests_waiting"
     )
-    yield Sample(
-        gauge,
-        "pyserve_requests_waiting",
-        "Requests not scheduled yet",
-        load.requests_waiting,
-        alias="vllm:num_requests_waiting",
-    )
-    yield Sample(
-        gauge,
-        "pyserve_tokens_waiting",
-        "Prompt tokens not scheduled yet",
+    yield _gauge(
+        "tokens_waiting",
+        "Prompt tokens of requests not scheduled yet",
         load.tokens_waiting,
-        alias="vllm:num_tokens_waiting",
+        "vllm:num_tokens_waiting",
     )
-    yield Sample(
-        gauge,
-        "pyserve_kv_cache_usage_ratio",
+    yield _gauge(
+        "kv_cache_usage_ratio",
         "Owned share of the KV blocks; cached and free ones count as free",
         load.kv_cache_usage_ratio,
-        alias="vllm:kv_cache_usage_perc",
+        "vllm:kv_cache_usage_perc",
     )
-    yield from _pool(engine)
-    seen = engine.statistics()
-    for name, text, value, alias in (
-        ("prompt_tokens", "Prompt tokens accepted", seen.prompt_tokens_total, "vllm:prompt_tokens"),
-        (
-            "output_tokens",
-            "Tokens generated",
-            seen.output_tokens_total,
-            "vllm:generation_tokens",
-        ),
-        ("requests_accepted", "Requests admitted", seen.accepted_total, None),
-        (
-            "requests_rejected",
-            "Requests refused",
-            seen.rejected_total,
-            "vllm:admission_rejections",
-        ),
-        ("requests_finished", "Requests that ended well", seen.finished_total, None),
-        ("requests_failed", "Requests that ended in an error", seen.failed_total, None),
-        ("requests_abandoned", "Requests whose owner left", seen.abandoned_total, None),
-        ("steps", "Steps completed", seen.loop.steps, None),
-        ("forwards", "Forward passes, retries by halves included", seen.loop.forwards, None),
-        ("failed_rows", "Sequences that failed alone", seen.loop.failed_rows, None),
+    yield _gauge("throttled", "1 while new requests are being refused", load.throttled)
+
+
+def _requests(seen: EngineStatistics) -> Iterator[Sample]:
+    prompt, output = seen.prompt_tokens_total, seen.output_tokens_total
+    rejected = seen.rejected_total
+    yield _counter("prompt_tokens", "Prompt tokens accepted", prompt, "vllm:prompt_tokens")
+    yield _counter("output_tokens", "Tokens generated", output, "vllm:generation_tokens")
+    yield _counter("requests_accepted", "Requests admitted", seen.accepted_total)
+    yield _counter("requests_rejected", "Requests refused", rejected, "vllm:admission_rejections")
+    yield _counter("requests_finished", "Requests that ended well", seen.finished_total)
+    yield _counter("requests_failed", "Requests that ended in an error", seen.failed_total)
+    yield _counter("requests_abandoned", "Requests whose owner left", seen.abandoned_total)
+    yield _gauge(
+        "requests_closing", "Requests whose owner left, not released yet", seen.closing_requests
+    )
+
+
+def _scheduler(seen: SchedulerStatistics) -> Iterator[Sample]:
+    for phase, count in (
+        ("waiting", seen.waiting_sequences),
+        ("prefill", seen.prefill_sequences),
+        ("decode", seen.decode_sequences),
     ):
-        yield Sample(counter, f"pyserve_{name}", text, value, alias=alias)
-    yield Sample(gauge, "pyserve_last_step_seconds", "The last step", seen.loop.last_step_s)
-    yield Sample(
-        gauge,
-        "pyserve_pending_handovers",
-        "Steps computed and not routed yet",
-        seen.pending_handovers,
+        yield _gauge("sequences", "Sequences by phase", count, phase=phase)
+    yield _counter("steps", "Steps completed", seen.steps_total)
+    yield _counter(
+        "preemptions",
+        "Sequences sent back to the line for lack of blocks",
+        seen.preemptions_total,
+        "vllm:num_preemptions",
     )
-    for quantile, value in (("0.5", seen.loop_lag_p50_s), ("0.99", seen.loop_lag_p99_s)):
-        yield Sample(
-            gauge,
-            "pyserve_loop_lag_seconds",
-            "How late the event loop runs",
-            value,
-            (("quantile", quantile),),
+    yield _counter("prefill_tokens", "Prompt tokens computed", seen.prefill_tokens_total)
+    yield _counter("requests_expired", "Requests whose deadline ran out", seen.expired_total)
+    yield _gauge("batch_sequences", "Sequences in the last step", seen.last_batch_sequences)
+    yield _gauge("batch_tokens", "Tokens in the last step", seen.last_batch_tokens)
+    yield _gauge("batch_window_seconds", "The batch window now", seen.window.window_s)
+    speed = seen.steptime
+    for kind, value in (
+        ("prefill", speed.prefill_tokens_per_s),
+        ("output", speed.output_tokens_per_s),
+    ):
+        yield _gauge("tokens_per_second", "Measured speed of busy time", value, kind=kind)
+    for tenant in seen.line.tenants:
+        yield _gauge(
+            "tenant_virtual_tokens",
+            "Fair share's counter",
+            tenant.virtual_tokens,
+            tenant=tenant.name,
         )
+        yield _gauge("tenant_waiting", "Sequences in line", tenant.waiting, tenant=tenant.name)
+        yield _gauge("tenant_running", "Sequences running", tenant.running, tenant=tenant.name)
 
 
-def _pool(engine: Engine) -> Iterator[Sample]:
-    pool = engine.statistics().loop.pool
+def _loop(seen: EngineStatistics) -> Iterator[Sample]:
+    loop = seen.loop
+    yield _counter("forwards", "Forward passes, retries by halves included", loop.forwards_total)
+    yield _counter("failed_rows", "Sequences that failed alone", loop.failed_rows_total)
+    yield _gauge("last_step_seconds", "How long the last step took", loop.last_step_s)
+    yield _gauge("pending_handovers", "Steps computed and not routed yet", seen.pending_handovers)
+    lags = (("0.5", seen.loop_lag_p50_s), ("0.99", seen.loop_lag_p99_s))
+    for quantile, lag in lags:
+        text = "How late the event loop runs its tasks"
+        yield _gauge("loop_lag_seconds", text, lag, quantile=quantile)
+
+
+def _pool(engine: Engine, seen: SchedulerStatistics) -> Iterator[Sample]:
+    pool = seen.pool
     for state, blocks in (("free", pool.free), ("cached", pool.cached), ("owned", pool.owned)):
-        yield Sample(
-            "gauge", "pyserve_kv_blocks", "KV blocks by state", blocks, (("state", state),)
-        )
-    yield Sample(
-        "counter",
-        "pyserve_prefix_cache_queries",
+        yield _gauge("kv_blocks", "KV blocks by state", blocks, state=state)
+    yield _counter(
+        "prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
         pool.prefix_queries,
-        alias="vllm:prefix_cache_queries",
+        "vllm:prefix_cache_queries",
     )
-    yield Sample(
-        "counter",
-        "pyserve_prefix_cache_hits",
+    yield _counter(
+        "prefix_cache_hits",
         "Prompt tokens found in the prefix cache",
         pool.prefix_hits,
-        alias="vllm:prefix_cache_hits",
+        "vllm:prefix_cache_hits",
     )
-    yield Sample("counter", "pyserve_kv_evictions", "Cached blocks given away", pool.evictions)
-    config = engine.config.scheduler
-    yield Sample(
-        "info",
-        "pyserve_cache_config",
-        "How the KV cache is set up",
-        1,
-        (
-            ("block_size", str(config.block_size)),
-            ("num_gpu_blocks", str(config.num_blocks)),
-            ("enable_prefix_caching", str(getattr(config, "prefix_cache", True))),
-        ),
-        alias="vllm:cache_config",
+    yield _counter("kv_evictions", "Cached blocks given to somebody else", pool.evictions)
+    config = engine.config
+    labels = (
+        ("block_size", str(config.scheduler.block_size)),
+        ("num_gpu_blocks", str(config.scheduler.num_blocks)),
+        ("enable_prefix_caching", str(config.prefix_cache)),
     )
+    text, alias = "How the KV cache is set up", "vllm:cache_config"
+    yield Sample("info", "pyserve_cache_config", text, 1, labels, alias)
