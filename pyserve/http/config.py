@@ -37,4 +37,3 @@ class HttpConfig:
     idempotency_entries: int = 4096
     idempotency_bytes: int = 64 * 2**20
     idempotency_ttl_s: float = 3600.0
-    vllm_metrics: bool = True

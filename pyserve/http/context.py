@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 import trio
 
 from pyserve.errors import RequestError
@@ -24,6 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 SCOPE_KEY = "pyserve"
+_log = structlog.get_logger("pyserve.http")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -62,11 +64,12 @@ class RequestContext:
         return self.request_headers.get(name, b"").decode("latin-1")
 
     def ignored(self, fields: Iterable[str]) -> None:
-        """Reports body fields that were accepted and ignored, in a header of at most 1 KiB."""
-        names = [name for name in fields if name.isascii() and name.isprintable()]
+        """Reports body fields that were accepted and ignored: debug log, and a header of at most 1 KiB."""
+        names = ", ".join(fields)
         if names:
-            value = ", ".join(names)[:1024]
-            self.headers.append((b"x-pyserve-ignored-fields", value.encode("ascii")))
+            _log.debug("fields ignored", path=self.path, fields=names[:1024])
+            value = names.encode("unicode_escape")[:1024]
+            self.headers.append((b"x-pyserve-ignored-fields", value))
 
 
 class Responder:

@@ -134,10 +134,12 @@ class Idempotency:
 
     def _expire(self, crowded: Callable[[], bool]) -> None:
         """Forgets complete answers that are too old, and the oldest ones while it is ``crowded``."""
-        now = self._clock()
+        oldest_allowed_s = self._clock() - self._ttl_s
+        oldest = next(iter(self._records.values()), None)
+        if oldest is None or not (crowded() or oldest.created_s < oldest_allowed_s):
+            return  # the usual case costs nothing: records are in order of age
         for identity, record in list(self._records.items()):
-            old = now - record.created_s > self._ttl_s
-            if not old and not crowded():
+            if record.created_s >= oldest_allowed_s and not crowded():
                 return
             if record.done:
                 self._forget(identity)

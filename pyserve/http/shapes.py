@@ -225,7 +225,9 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "exp
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as its owner sees it; times are Unix seconds. ``position`` counts the queued jobs before it."""
+    """A job as its owner sees it; times are Unix seconds. ``position`` counts the queued jobs before it
+    (None in lists, and once it runs).
+    """
 
     request_id: str
     id: str

@@ -127,17 +127,24 @@ class MemoryJobStore:
     def _make_room(self, jobs: int, size: int) -> None:
         """Drops finished jobs, oldest first, that are too old, and while ``jobs`` and ``size`` do not fit."""
         now = self._clock()
+        oldest = next(iter(self._entries.values()), None)
+        if oldest is None or not (self._crowded(jobs, size) or self._old(oldest, now)):
+            return  # the usual case costs nothing: entries are in order of age
         for entry in list(self._entries.values()):
-            job = entry.job
-            crowded = (
-                len(self._entries) + jobs > self._max_jobs or self._bytes + size > self._max_bytes
-            )
-            if not crowded and now - job.created_at <= self._ttl_s:
+            crowded = self._crowded(jobs, size)
+            if not crowded and not self._old(entry, now):
                 return
-            if job.finished_at is not None and (crowded or now - job.finished_at > self._ttl_s):
-                self._entries.pop(job.id)
+            finished_at = entry.job.finished_at
+            if finished_at is not None and (crowded or now - finished_at > self._ttl_s):
+                self._entries.pop(entry.job.id)
                 self._bytes -= entry.size + entry.events_size
                 self._evicted += 1
+
+    def _crowded(self, jobs: int, size: int) -> bool:
+        return len(self._entries) + jobs > self._max_jobs or self._bytes + size > self._max_bytes
+
+    def _old(self, entry: _Entry, now: float) -> bool:
+        return now - entry.job.created_at > self._ttl_s
 
 
 def _size(job: Job) -> int:

@@ -164,12 +164,12 @@ class JobRoutes:
             after=request.args.get("after"),
             limit=limit,
         )
-        views = [await self._view(job) for job in jobs]
+        views = [await self._view(job, positioned=False) for job in jobs]
         first, last = (views[0].id, views[-1].id) if views else (None, None)
         return JobList(data=views, has_more=more, first_id=first, last_id=last)
 
-    async def _view(self, job: Job) -> JobView:
-        queued = job.state is JobState.QUEUED
+    async def _view(self, job: Job, *, positioned: bool = True) -> JobView:
+        queued = positioned and job.state is JobState.QUEUED
         return JobView(
             request_id=job.id,
             id=job.id,
