@@ -117,8 +117,8 @@ def _scheduler(seen: SchedulerStatistics) -> Iterator[Sample]:
 
 def _loop(seen: EngineStatistics) -> Iterator[Sample]:
     loop = seen.loop
-    yield _counter("forwards", "Forward passes, retries by halves included", loop.forwards_total)
-    yield _counter("failed_rows", "Sequences that failed alone", loop.failed_rows_total)
+    yield _counter("forwards", "Forward passes, retries by halves included", loop.forwards)
+    yield _counter("failed_rows", "Sequences that failed alone", loop.failed_rows)
     yield _gauge("last_step_seconds", "How long the last step took", loop.last_step_s)
     yield _gauge("pending_handovers", "Steps computed and not routed yet", seen.pending_handovers)
     lags = (("0.5", seen.loop_lag_p50_s), ("0.99", seen.loop_lag_p99_s))
