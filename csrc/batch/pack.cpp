@@ -9,31 +9,31 @@
 namespace pyserve {
 namespace {
 
-void require(bool condition, const std::string& message) {
-  if (!condition) throw std::invalid_argument(message);
-}
-
 PackedSizes measure(const BlockPool& pool, std::span<const int32_t> rows,
                     std::span<const int32_t> takes, const StepArrays& out) {
-  require(rows.size() == takes.size(), "rows and takes differ in length");
+  if (rows.size() != takes.size()) throw std::invalid_argument("rows and takes differ in length");
   PackedSizes sizes{
       .tokens = 0, .sequences = int64_t(rows.size()), .table_blocks = 0, .sampled = 0};
   for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t context = pool.computed(rows[i]) + takes[i];
     const int64_t blocks = pool.blocks_for(context);
-    require(takes[i] > 0 && context <= pool.length(rows[i]) &&
-                blocks <= int64_t(pool.blocks(rows[i]).size()),
-            "row " + std::to_string(rows[i]) + " cannot take " + std::to_string(takes[i]) +
-                " token(s): none, or beyond its tokens or its blocks");
+    if (takes[i] <= 0 || context > pool.length(rows[i]) ||
+        blocks > int64_t(pool.blocks(rows[i]).size())) {
+      throw std::invalid_argument("row " + std::to_string(rows[i]) + " cannot take " +
+                                  std::to_string(takes[i]) +
+                                  " token(s): none, or beyond its tokens or its blocks");
+    }
     sizes.tokens += takes[i];
     sizes.table_blocks = std::max(sizes.table_blocks, blocks);
   }
-  require(sizes.sequences <= int64_t(out.context_lens.size()) &&
-              sizes.tokens <= int64_t(out.input_ids.size()) &&
-              sizes.sequences * sizes.table_blocks <= int64_t(out.block_table.size()),
-          "the step (" + std::to_string(sizes.tokens) + " tokens, " +
-              std::to_string(sizes.sequences) + " sequences of up to " +
-              std::to_string(sizes.table_blocks) + " blocks) does not fit its buffers");
+  if (sizes.sequences > int64_t(out.context_lens.size()) ||
+      sizes.tokens > int64_t(out.input_ids.size()) ||
+      sizes.sequences * sizes.table_blocks > int64_t(out.block_table.size())) {
+    throw std::invalid_argument("the step (" + std::to_string(sizes.tokens) + " tokens, " +
+                                std::to_string(sizes.sequences) + " sequences of up to " +
+                                std::to_string(sizes.table_blocks) +
+                                " blocks) does not fit its buffers");
+  }
   return sizes;
 }
 

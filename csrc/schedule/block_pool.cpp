@@ -9,7 +9,7 @@
 namespace pyserve {
 namespace {
 
-void require(bool condition, const std::string& message) {
+void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
@@ -31,8 +31,10 @@ BlockPool::BlockPool(int64_t num_blocks, int64_t block_size, bool prefix_cache)
       references_(num_blocks, 0) {}
 
 const BlockPool::Row& BlockPool::at(int32_t row) const {
-  require(row >= 0 && size_t(row) < rows_.size() && rows_[row].live,
-          "row " + std::to_string(row) + " is not live (never added, or released already)");
+  if (row < 0 || size_t(row) >= rows_.size() || !rows_[row].live) {
+    throw std::invalid_argument("row " + std::to_string(row) +
+                                " is not live (never added, or released already)");
+  }
   return rows_[row];
 }
 
@@ -68,10 +70,11 @@ void BlockPool::advance(std::span<const int32_t> rows, std::span<const int32_t> 
   const auto advanced = [&](size_t i) {
     const Row& row = at(rows[i]);
     const int64_t computed = row.computed + takes[i];
-    require(takes[i] >= 0 && computed <= int64_t(row.tokens.size()) &&
-                computed <= int64_t(row.blocks.size()) * block_size_,
-            "row " + std::to_string(rows[i]) + " cannot advance by " + std::to_string(takes[i]) +
-                ": beyond its tokens or its blocks");
+    const auto most = std::min(row.tokens.size(), row.blocks.size() * block_size_);
+    if (takes[i] < 0 || computed > int64_t(most)) {
+      throw std::invalid_argument("row " + std::to_string(rows[i]) + " cannot advance by " +
+                                  std::to_string(takes[i]) + ": beyond its tokens or its blocks");
+    }
     return computed;
   };
   for (size_t i = 0; i < rows.size(); ++i) advanced(i);  // all or nothing
@@ -79,6 +82,12 @@ void BlockPool::advance(std::span<const int32_t> rows, std::span<const int32_t> 
     Row& row = rows_[rows[i]];
     const int64_t before = std::exchange(row.computed, advanced(i));
     if (prefix_cache_) file_full_blocks(row, before);
+  }
+}
+
+void BlockPool::require_no_blocks(const Row& row, int32_t index) {
+  if (!row.blocks.empty()) {
+    throw std::invalid_argument("row " + std::to_string(index) + " owns blocks already");
   }
 }
 
@@ -95,7 +104,7 @@ void BlockPool::file_full_blocks(Row& row, int64_t computed_before) {
 
 int64_t BlockPool::match(int32_t index) {
   Row& row = at(index);
-  require(row.blocks.empty(), "row " + std::to_string(index) + " owns blocks already");
+  require_no_blocks(row, index);
   if (!prefix_cache_) return 0;
   // The last token is always computed: its logits are wanted.
   const int64_t most = (int64_t(row.tokens.size()) - 1) / block_size_;
@@ -115,7 +124,7 @@ int64_t BlockPool::match(int32_t index) {
 int64_t BlockPool::fork(int32_t parent_index, int32_t child_index) {
   const Row& parent = at(parent_index);
   Row& child = at(child_index);
-  require(child.blocks.empty(), "row " + std::to_string(child_index) + " owns blocks already");
+  require_no_blocks(child, child_index);
   require(parent.salt == child.salt, "rows of different salts share no blocks");
   const int64_t prompt = std::min(parent.prompt_len, child.prompt_len);
   const auto [differ, _] =

@@ -74,6 +74,7 @@ class BlockPool {
 
   const Row& at(int32_t row) const;
   Row& at(int32_t row) { return const_cast<Row&>(std::as_const(*this).at(row)); }
+  static void require_no_blocks(const Row& row, int32_t index);
   std::span<const int32_t> block_tokens(const Row& row, int64_t index) const;
 
   int32_t take_free();
