@@ -418,3 +418,15 @@ def test_statistics_follow_what_happens() -> None:
     world.run()
     found = world.scheduler.statistics()
     assert (found.finished_total, found.output_tokens_total) == (3, 12)
+
+
+def test_only_as_many_as_there_is_room_for_are_touched_whatever_waits() -> None:
+    world = World(check=False, max_batch_requests=4, num_blocks=20)
+    for i in range(10_000):
+        world.submit(make_spec(8, max_tokens=30, tenant=str(i % 100), priority=i % 3))
+    for _ in range(40):
+        world.step()
+        # The running, those that were squeezed out, and the head of the line: nobody else has a row.
+        preempted = world.scheduler.statistics().preemptions_total
+        assert world.pool.statistics().rows <= 4 + 1 + preempted
+    world.scheduler.check()
