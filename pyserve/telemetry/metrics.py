@@ -172,23 +172,15 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at each scrape."""
         for metric in self._native.collect():
-            yield metric
+            yield _renamed(metric, metric.name, {})
             if alias := self._aliases.get(metric.name):
-                yield self._renamed(metric, alias)
+                yield _renamed(metric, alias, self._labels)
         families: dict[str, Metric] = {}
         for sample in chain.from_iterable(source() for source in self._sources):
             self._add(families, sample.name, sample, dict(sample.labels))
             if sample.alias and self._aliases:
                 self._add(families, sample.alias, sample, {**self._labels, **dict(sample.labels)})
         yield from families.values()
-
-    def _renamed(self, metric: Metric, name: str) -> Metric:
-        copy = Metric(name, metric.documentation, metric.type)
-        for sample in metric.samples:
-            if not sample.name.endswith("_created"):
-                renamed = name + sample.name.removeprefix(metric.name)
-                copy.add_sample(renamed, {**self._labels, **sample.labels}, sample.value)
-        return copy
 
     @staticmethod
     def _add(
@@ -199,3 +191,13 @@ class _Collector(Collector):
         if family is None:
             family = families[name] = Metric(name, sample.help, sample.kind)
         family.add_sample(name + suffix, labels, sample.value)
+
+
+def _renamed(metric: Metric, name: str, labels: dict[str, str]) -> Metric:
+    """A copy under another name, without the ``_created`` series that nobody asks for."""
+    copy = Metric(name, metric.documentation, metric.type)
+    for sample in metric.samples:
+        if not sample.name.endswith("_created"):
+            renamed = name + sample.name.removeprefix(metric.name)
+            copy.add_sample(renamed, {**labels, **sample.labels}, sample.value)
+    return copy

@@ -26,7 +26,7 @@ from tests.http.test_generation import events_of
 
 
 def count_on(context: np.ndarray[Any, np.dtype[np.int64]]) -> int:
-    """The next character of the alphabet; "}" ends it."""
+    """The next character of the alphabet; after "z" the end."""
     return int(context[-1]) + 1 if context[-1] != ord("z") else 3
 
 
