@@ -59,7 +59,10 @@ def check_fits(spec: RequestSpec, config: SchedulerConfig) -> None:
     elif spec.n > 1:
         raise InvalidRequest("an embedding has one result: n must be 1", param="n")
     total = len(spec.prompt) + output
-    if total <= config.max_sequence_tokens:
+    most = config.max_sequence_tokens
+    if spec.task is Task.EMBED:  # nothing is sampled, so the last token needs KV too
+        most = min(config.context_length, config.num_blocks * config.block_size)
+    if total <= most:
         return
     where = (
         "the model's context"
@@ -68,8 +71,8 @@ def check_fits(spec: RequestSpec, config: SchedulerConfig) -> None:
     )
     raise ContextLengthExceeded(
         f"{len(spec.prompt)} prompt tokens and up to {output} output tokens are {total} together,"
-        f" more than {where}: {config.max_sequence_tokens}",
-        param="max_tokens" if len(spec.prompt) < config.max_sequence_tokens else "prompt",
+        f" more than {where}: {most}",
+        param="max_tokens" if len(spec.prompt) < most else "prompt",
     )
 
 

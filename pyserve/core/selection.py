@@ -43,6 +43,7 @@ class Selector:
 
     def select(self, now: float) -> tuple[Plan, list[tuple[Sequence, int]]]:
         """The next step, and its sequences with what each takes. Empty where nobody is there to run."""
+        self._make_way(now)
         found = self._gather(now)
         running = len(self._ledger.running)
         selection = _C.select(
@@ -116,7 +117,9 @@ class Selector:
             found.want.append(sequence.remaining)
             found.need_free.append(need_free)
             if need_free > available:
-                break
+                available += self._reclaim(sequence, need_free - available, found.popped)
+                if need_free > available:
+                    break
             chunk = max(-(-(sequence.computed + take) // size), held)
             available -= chunk - held
             promised += whole - chunk
@@ -129,6 +132,40 @@ class Selector:
         found.sequences += found.popped + rest
         found.want += [0] * len(rest)
         found.need_free += [0] * len(rest)
+
+    def _make_way(self, now: float) -> None:
+        """Where the batch, or memory, has no room for the head of the line: one of lower priority makes way.
+
+        One a step; it keeps its blocks as long as nobody needs them, so coming back costs little. Equals
+        never make way for each other: that would be only churn.
+        """
+        ledger = self._ledger
+        full = len(ledger.running) >= self._config.max_batch_requests
+        if not (ledger.running and (full or self._staged is not None)):
+            return
+        head = ledger.line.peek(now)
+        if head is None:
+            return
+        victim = max(ledger.running, key=lambda s: (-s.request.spec.priority, s.rank))
+        lower = victim.request.spec.priority < head.request.spec.priority
+        if lower and victim.rank > head.rank:
+            assert victim.row is not None
+            ledger.preempt(victim, len(ledger.pool.blocks(victim.row)))
+
+    def _reclaim(self, sequence: Sequence, lacking: int, popped: list[Sequence]) -> int:
+        """Takes up to ``lacking`` blocks from holders that rank below ``sequence``; returns how many."""
+        ledger, pool = self._ledger, self._ledger.pool
+        before = pool.available_blocks
+        holders = ledger.holders.difference(popped)
+        for holder in sorted(holders, key=lambda s: s.rank, reverse=True):
+            missing = lacking - (pool.available_blocks - before)
+            if holder.rank < sequence.rank or missing <= 0:
+                break
+            assert holder.row is not None
+            kept_blocks = max(0, holder.held_blocks - missing)
+            pool.trim(holder.row, kept_blocks)
+            ledger.trim(holder, kept_blocks)
+        return pool.available_blocks - before
 
     def _settle_popped(self, popped: list[tuple[Sequence, int]], now: float) -> list[Event]:
         """Admits those who take something; the others go back in line."""

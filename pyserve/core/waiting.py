@@ -131,18 +131,17 @@ class WaitingLine:
 
         Whoever pops it must push it again, or say that it runs.
         """
-        while (top := self._top_class()) is not None:
-            self._lift_aged(top, now)
-            heap = self._classes[top].by_virtual
-            virtual, rank, number, tenant = heap[0]
-            if virtual < tenant.virtual:  # served since it was entered
-                heappop(heap)
-                heappush(heap, (tenant.virtual, rank, number, tenant))
-                continue
-            sequence = tenant.heap[0][1]
-            self._take_out(tenant, sequence)
-            return sequence
-        return None
+        tenant = self._next_tenant(now)
+        if tenant is None:
+            return None
+        sequence = tenant.heap[0][1]
+        self._take_out(tenant, sequence)
+        return sequence
+
+    def peek(self, now: float) -> Sequence | None:
+        """The one that pop() would take; it stays in line."""
+        tenant = self._next_tenant(now)
+        return None if tenant is None else tenant.heap[0][1]
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out that ended in line."""
@@ -198,6 +197,17 @@ class WaitingLine:
                 raise RuntimeError(
                     f"tenant {tenant.name!r} waits without an entry, or has a stale one"
                 )
+
+    def _next_tenant(self, now: float) -> Tenant | None:
+        while (top := self._top_class()) is not None:
+            self._lift_aged(top, now)
+            heap = self._classes[top].by_virtual
+            virtual, rank, number, tenant = heap[0]
+            if virtual >= tenant.virtual:
+                return tenant
+            heappop(heap)  # served since it was entered
+            heappush(heap, (tenant.virtual, rank, number, tenant))
+        return None
 
     def _take_out(self, tenant: Tenant, sequence: Sequence) -> None:
         sequence.in_line = False

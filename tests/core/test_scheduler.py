@@ -299,6 +299,76 @@ def test_higher_priority_runs_first_and_arrival_decides_inside() -> None:
     assert started == [specs[i] for i in (3, 1, 0, 2)]
 
 
+def test_higher_priority_takes_the_place_of_a_lower_one_that_loses_nothing() -> None:
+    world = World(max_batch_requests=2)
+    low = [make_spec(9, max_tokens=20) for _ in range(2)]
+    for spec in low:
+        world.submit(spec)
+    world.step()
+    world.step()
+    high = make_spec(5, max_tokens=3, priority=1)
+    world.submit(high)
+    for _ in range(3):
+        world.step()
+    world.assert_complete(high)
+    assert world.scheduler.statistics().preemptions_total == 1
+    assert len(world.results[low[0].request_id].tokens[0]) == 5
+    assert world.step().takes.tolist() == [1, 1]  # back, and nothing is computed again
+    world.run()
+    for spec in low:
+        world.assert_complete(spec)
+
+
+def test_higher_priority_takes_the_memory_of_lower_ones() -> None:
+    world = World(num_blocks=20)
+    low = [make_spec(16, max_tokens=20) for _ in range(4)]
+    for spec in low:
+        world.submit(spec)
+    for _ in range(4):
+        world.step()
+    high = make_spec(40, max_tokens=2, priority=1)
+    world.submit(high)
+    for _ in range(8):
+        world.step()
+    world.assert_complete(high)
+    assert not any(world.results[spec.request_id].ended for spec in low)
+    world.run()
+    for spec in low:
+        world.assert_complete(spec)
+    world.assert_nothing_held()
+
+
+def test_equal_priorities_never_make_way_for_each_other() -> None:
+    world = World(max_batch_requests=1)
+    for _ in range(4):
+        world.submit(make_spec(5))
+    world.run()
+    assert world.scheduler.statistics().preemptions_total == 0
+
+
+def test_tenants_get_their_shares_of_a_busy_engine() -> None:
+    world = World(max_batch_requests=4, check=False)
+    for _ in range(150):
+        world.submit(make_spec(8, max_tokens=6, tenant="a", weight=1.0))
+        world.submit(make_spec(8, max_tokens=6, tenant="b", weight=2.0))
+    for _ in range(300):
+        world.step()
+    done = {"a": 0, "b": 0}
+    for request_id, spec in world.specs.items():
+        done[spec.tenant] += world.results[request_id].finished
+    assert done["b"] / done["a"] == pytest.approx(2, rel=0.1)
+
+
+def test_embedding_as_large_as_the_pool_runs_and_a_larger_one_is_refused() -> None:
+    world = World(num_blocks=8)
+    spec = make_spec(32, task=Task.EMBED)
+    world.submit(spec)
+    world.run()
+    world.assert_complete(spec)
+    with pytest.raises(ContextLengthExceeded):
+        world.submit(make_spec(33, task=Task.EMBED))
+
+
 def test_squeezed_sequences_are_preempted_and_still_say_the_same() -> None:
     world = World(num_blocks=16)
     specs = [make_spec(8, max_tokens=24) for _ in range(6)]
