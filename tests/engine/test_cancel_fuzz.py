@@ -119,7 +119,7 @@ async def fuzz(seed: int, clients: int, num_blocks: int) -> Tally:
     return tally
 
 
-@pytest.mark.parametrize(("seed", "num_blocks"), [(1, 64), (2, 24), (3, 64), (4, 16), (5, 200)])
+@pytest.mark.parametrize(("seed", "num_blocks"), [(1, 64), (2, 24), (3, 16), (4, 200)])
 def test_cancelling_at_random_points_leaks_nothing(seed: int, num_blocks: int) -> None:
     tally = run_mocked(fuzz, seed, 600, num_blocks)
     assert tally.wrong == []
