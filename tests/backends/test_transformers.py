@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -13,6 +14,12 @@ transformers = pytest.importorskip("transformers")
 from pyserve.backends.base import Backend  # noqa: E402
 from pyserve.backends.transformers import TransformersBackend  # noqa: E402
 from pyserve.errors import ModelError  # noqa: E402
+from pyserve.testing.engine import (  # noqa: E402
+    Collected,
+    collect,
+    make_spec,
+    open_scripted_engine,
+)
 from pyserve.testing.packing import NO_ROWS, HandPackedStep, pack_by_hand  # noqa: E402
 
 VOCAB = 61
@@ -104,3 +111,29 @@ def test_loads_a_safetensors_directory(model: Any, tmp_path: Any) -> None:
     loaded.allocate(num_blocks=2, block_size=4)
     logits = loaded.forward(pack(([5, 6, 7], 0, [1])), NO_ROWS).logits[0]
     torch.testing.assert_close(logits, plain(model, [5, 6, 7])[0])
+
+
+async def test_engine_on_it_gives_the_models_own_greedy_text(model: Any) -> None:
+    """Chunks, company, preemption and prefix hits included: a small pool and a small step."""
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 8, 20], [30]]
+    expected = [list(prompt) for prompt in prompts]
+    for ids in expected:
+        for _ in range(6):
+            ids.append(int(plain(model, ids)[0].argmax()))
+    results: list[Collected | None] = [None] * len(prompts)
+    backend = TransformersBackend(model, name="tiny")
+    async with (
+        open_scripted_engine(
+            backend, driver="thread", num_blocks=6, max_batch_tokens=4, max_batch_requests=3
+        ) as engine,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def client(i: int) -> None:
+            results[i] = await collect(engine, make_spec(prompts[i], max_tokens=6, ignore_eos=True))
+
+        for i in range(len(prompts)):
+            nursery.start_soon(client, i)
+    for prompt, ids, result in zip(prompts, expected, results, strict=True):
+        assert result is not None
+        assert result.tokens[0] == ids[len(prompt) :]

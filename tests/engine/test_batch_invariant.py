@@ -126,7 +126,7 @@ def test_among_others(model: Model, others: int) -> None:
     ]
     results, _ = model.run(model.spec(LONG), *crowd)
     assert said(results[0]) == model.alone(LONG, 7)
-    assert max(r.metrics.batch_size for r in results) == others + 1
+    assert max(r.metrics.batch_size for r in results) > others // 2
     for i in range(0, others, 5):
         alone = model.alone(TEXTS[i % len(TEXTS)], i)
         assert said(results[i + 1]) == alone[: 1 + i % 10]
