@@ -1,6 +1,8 @@
 #include "kernels/sample.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -172,40 +174,80 @@ class RowSampler {
     weigh(logits, top, 1 / p.temperature);
     const double at = uniform(p.seed, sequence.tokens.size());
     if (p.top_k == 0 && p.top_p >= 1 && p.min_p == 0) return draw_from_all(at);
-    filter(logits, p);
+    filter(logits, top, p);
     return draw_from_kept(at);
   }
 
-  // Leaves in kept_ what min-p, top-k and top-p leave. The best token's weight is 1.
-  void filter(std::span<const float> logits, const SamplingParams& p) {
-    double mass;
+  // Leaves in kept_ what min-p, top-k and top-p leave.
+  void filter(std::span<const float> logits, float top, const SamplingParams& p) {
     if (p.top_k > 0) {
       gather(logits, floor_of_top(maxima_, p.top_k, scratch_), p.min_p);
       keep_top(kept_, p.top_k);
-      mass = 0;
-      for (const TokenWeight& token : kept_) mass += token.weight;
+      if (p.top_p < 1) keep_mass(kept_, double(p.top_p) * kept_weight());
+    } else if (p.top_p < 1) {
+      gather_nucleus(logits, top, p);
     } else {
-      // Tokens lighter than (1 - p) / V weigh less than 1 - p together: none is in the nucleus.
-      const float negligible = (1 - p.top_p) / float(logits.size());
-      mass = gather(logits, -kInfinity, p.min_p, std::max(negligible, p.min_p));
+      gather(logits, floor_of_weight(top, p.min_p, p.temperature), p.min_p);
     }
-    if (p.top_p < 1) keep_mass(kept_, double(p.top_p) * mass);
   }
 
-  // Fills kept_ with the tokens of at least this logit and weight; returns what those of at least
-  // `min_weight` weigh together, be they kept or too light for it.
-  double gather(std::span<const float> logits, float min_logit, float min_weight,
-                float kept_weight = 0) {
-    kept_.clear();
-    double mass = 0;
-    for (size_t id = 0; id < logits.size(); ++id) {
-      const float weight = weights_[id];
-      if (logits[id] < min_logit || weight < min_weight) continue;
-      mass += weight;
-      if (weight >= kept_weight) kept_.push_back({logits[id], weight, int32_t(id)});
-    }
-    return mass;
+  // A logit that no token of at least this weight is below, whatever the rounding.
+  static float floor_of_weight(float top, float weight, float temperature) {
+    return top + temperature * (std::log(weight) - 1e-3f) - 1e-6f * std::abs(top);
   }
+
+  double kept_weight() const {
+    double weight = 0;
+    for (const TokenWeight& token : kept_) weight += token.weight;
+    return weight;
+  }
+
+  // Calls visit(id, weight) for the tokens of at least this logit and this weight, in order.
+  template <typename Visit>
+  void for_each_token(std::span<const float> logits, float min_logit, float min_weight,
+                      Visit visit) const {
+    for (size_t chunk = 0; chunk < maxima_.size(); ++chunk) {
+      if (maxima_[chunk] < min_logit) continue;
+      const size_t begin = chunk * kChunk, end = std::min(begin + kChunk, logits.size());
+      for (size_t id = begin; id < end; ++id) {
+        if (logits[id] >= min_logit && weights_[id] >= min_weight) visit(id, weights_[id]);
+      }
+    }
+  }
+
+  void gather(std::span<const float> logits, float min_logit, float min_weight) {
+    kept_.clear();
+    for_each_token(logits, min_logit, min_weight, [&](size_t id, float weight) {
+      kept_.push_back({logits[id], weight, int32_t(id)});
+    });
+  }
+
+  // Top-p of all tokens: adds weights up in bins by their leading bits (eighths of an octave), so
+  // that only the bin in which the nucleus ends is ever partitioned.
+  void gather_nucleus(std::span<const float> logits, float top, const SamplingParams& p) {
+    // Tokens lighter than (1 - p) / V weigh less than 1 - p together, and the best alone weighs 1.
+    const float lightest = p.min_p > 0 ? p.min_p : (1 - p.top_p) / float(logits.size());
+    const float floor = floor_of_weight(top, lightest, p.temperature);
+    bins_.fill(0);
+    for_each_token(logits, floor, lightest,
+                   [&](size_t, float weight) { bins_[bin_of(weight)] += weight; });
+    const double mass =
+        p.min_p > 0 ? std::accumulate(bins_.begin(), bins_.end(), 0.0) : total_weight();
+    double lacking = double(p.top_p) * mass;
+    size_t last = bin_of(1);
+    while (last > 0 && bins_[last] < lacking) lacking -= bins_[last--];
+
+    kept_.clear();
+    edge_.clear();
+    for_each_token(logits, floor, lightest, [&](size_t id, float weight) {
+      const size_t bin = bin_of(weight);
+      if (bin >= last) (bin > last ? kept_ : edge_).push_back({logits[id], weight, int32_t(id)});
+    });
+    keep_mass(edge_, lacking);
+    kept_.insert(kept_.end(), edge_.begin(), edge_.end());
+  }
+
+  static size_t bin_of(float weight) { return std::bit_cast<uint32_t>(weight) >> 20; }
 
   // Rounding may leave a little of the draw when all weight is used up: then it is the last token
   // that has any.
@@ -228,9 +270,7 @@ class RowSampler {
   }
 
   int32_t draw_from_kept(double at) const {
-    double left = 0;
-    for (const TokenWeight& token : kept_) left += token.weight;
-    left *= at;
+    double left = at * kept_weight();
     int32_t last = -1;
     for (size_t i = 0; i < kept_.size() && left >= 0; ++i) {
       if (kept_[i].weight > 0) last = kept_[i].id;
@@ -245,7 +285,8 @@ class RowSampler {
   std::vector<float> maxima_;
   std::vector<double> sums_;  // of weights_, by chunk
   std::vector<float> scratch_;
-  std::vector<TokenWeight> kept_;
+  std::vector<TokenWeight> kept_, edge_;
+  std::array<double, 1024> bins_;  // weights are at most 1, so their bins are at most 0x3F8
 };
 
 // This thread's working memory, kept from step to step.
