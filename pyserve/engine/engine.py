@@ -249,7 +249,7 @@ class Engine:
     def _admit(self, spec: RequestSpec) -> Entry:
         try:
             if self._stopped is not None:
-                raise self._stopped
+                raise Unavailable(self._stopped.message, retry_after_s=5.0)
             if self._draining:
                 raise Unavailable("the server is shutting down", retry_after_s=5.0)
             if spec.request_id in self._register:
