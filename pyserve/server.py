@@ -23,7 +23,7 @@ from pyserve.extension import build_info
 from pyserve.http.auth import KeyRing
 from pyserve.http.compose import server_state
 from pyserve.http.config import HttpConfig
-from pyserve.http.server import serve_http
+from pyserve.http.server import refuse_exposure, serve_http
 from pyserve.http.state import BuildInfo
 from pyserve.loading import Loaded
 
@@ -97,8 +97,13 @@ def http_config(settings: Settings) -> HttpConfig:
 
 
 def api_keys(settings: Settings) -> KeyRing:
-    """The keys of ``api_keys_file``; an empty ring without one."""
-    return KeyRing.from_file(settings.api_keys_file) if settings.api_keys_file else KeyRing()
+    """The keys of ``api_keys_file``; an empty ring without one.
+
+    Raises :class:`~pyserve.errors.PyserveError` where the settings would leave the server open to others.
+    """
+    keys = KeyRing.from_file(settings.api_keys_file) if settings.api_keys_file else KeyRing()
+    refuse_exposure(keys, http_config(settings))
+    return keys
 
 
 def log_format(settings: Settings) -> Literal["console", "json"]:

@@ -19,6 +19,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from pyserve.errors import PyserveError, Unavailable
 from pyserve.http.app import build_app
+from pyserve.http.auth import KeyRing
 from pyserve.http.config import HttpConfig
 from pyserve.http.errors import error_body
 from pyserve.http.state import ServerState
@@ -39,7 +40,7 @@ async def serve_http(
     Raises :class:`~pyserve.errors.PyserveError` where it would be open to others without API keys, and
     OSError where it cannot listen.
     """
-    _refuse_exposure(state, config)
+    refuse_exposure(state.keys, config)
     listeners = await trio.open_tcp_listeners(config.port, host=config.host, backlog=config.backlog)
     async with trio.open_nursery() as nursery:
         app = await build_app(state, config, nursery)
@@ -129,8 +130,9 @@ def _hypercorn_config(config: HttpConfig) -> Config:
     return hypercorn
 
 
-def _refuse_exposure(state: ServerState, config: HttpConfig) -> None:
-    if state.keys.keys or config.allow_remote or _is_loopback(config.host):
+def refuse_exposure(keys: KeyRing, config: HttpConfig) -> None:
+    """Raise :class:`~pyserve.errors.PyserveError` where anyone on the network could use the server."""
+    if keys.keys or config.allow_remote or _is_loopback(config.host):
         return
     raise PyserveError(
         f"refusing to listen on {config.host} without API keys: give a key file, or set allow_remote"
