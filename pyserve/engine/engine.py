@@ -40,6 +40,9 @@ __all__ = [
 ]
 
 
+_ANSWER_S = 0.1  # from an owner's leaving until its client has the answer, after a crash
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How an engine is set up; what a step may hold is in ``scheduler`` (which, where it names no end-of-text
@@ -211,10 +214,12 @@ class Engine:
             await self._driver.run(self._deliver, task_status=task_status)
         except EngineCrashed:
             self.stop(Unavailable("the engine has stopped after an internal error"))
-            with trio.move_on_after(self._config.crash_grace_s):
+            # Shielded: the end of the body must not take the place of the crash.
+            with trio.move_on_after(self._config.crash_grace_s, shield=True):
                 while self._owners:
                     self._no_owners = trio.Event()
                     await self._no_owners.wait()
+                await trio.sleep(_ANSWER_S)
             raise
 
     async def run_intake(self) -> None:
