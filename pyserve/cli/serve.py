@@ -46,7 +46,7 @@ def serve(config_file: Path | None, **flags: object) -> None:
         trio.run(server.serve, loaded, settings, keys, announce)
     except BaseExceptionGroup as group:
         leaves = list(_leaves(group))
-        if all(isinstance(leaf, PyserveError | OSError) for leaf in leaves):
+        if all(_is_told(leaf) for leaf in leaves):
             raise _told(leaves[0]) from None
         structlog.get_logger("pyserve").critical("the server has crashed", exc_info=group)
         sys.exit(1)
@@ -105,6 +105,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
+
+
+def _is_told(error: BaseException) -> bool:
+    """Whether one line says it all; a crash is a fault of ours, whose traceback somebody will need."""
+    from pyserve.engine.driver import EngineCrashed
+
+    return isinstance(error, PyserveError | OSError) and not isinstance(error, EngineCrashed)
 
 
 def _told(error: BaseException) -> Exception:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyserve.core.config import SchedulerConfig
-from pyserve.core.spec import RequestSpec, Task
+from pyserve.core.spec import RequestSpec, SamplingParams, Task
 from pyserve.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, QueueFull
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 600.0
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it: much less, and they are no numbers any more
+_FLOAT32_MAX = 3.4e38
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ def check_fits(spec: RequestSpec, config: SchedulerConfig) -> None:
         raise InvalidRequest("weight must be positive", param="weight")
     if spec.n < 1:
         raise InvalidRequest("n must be at least 1", param="n")
+    if spec.task is Task.GENERATE:
+        check_sampling(spec.sampling)
     output = 0
     if spec.task is Task.GENERATE:
         output = spec.sampling.max_tokens
@@ -74,6 +78,46 @@ def check_fits(spec: RequestSpec, config: SchedulerConfig) -> None:
         f" more than {where}: {most}",
         param="max_tokens" if len(spec.prompt) < most else "prompt",
     )
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """Raises :class:`~pyserve.errors.InvalidRequest` for what the sampler, which computes in float32, refuses.
+
+    It is told of a request in the middle of a step's planning: a refusal there would be everybody's fault.
+    """
+    number, positive = "a finite number", "a finite number that is not negative"
+    for name, usable, wanted in (
+        ("temperature", _finite(params.temperature) and params.temperature >= 0, positive),
+        ("top_p", 0 <= params.top_p <= 1, "from 0 to 1"),
+        ("top_k", 0 <= params.top_k < 2**63, "0 (off) or more"),
+        ("min_p", 0 <= params.min_p <= 1, "from 0 to 1"),
+        ("frequency_penalty", _finite(params.frequency_penalty), number),
+        ("presence_penalty", _finite(params.presence_penalty), number),
+        (
+            "repetition_penalty",
+            _finite(params.repetition_penalty)
+            and params.repetition_penalty >= MIN_REPETITION_PENALTY,
+            f"a finite number of at least {MIN_REPETITION_PENALTY}",
+        ),
+        ("min_tokens", 0 <= params.min_tokens < 2**63, "0 or more"),
+        ("logprobs", params.logprobs is None or 0 <= params.logprobs < 2**31, "0 or more"),
+        ("stop_token_ids", all(map(_is_token, params.stop_token_ids)), "token ids"),
+        (
+            "logit_bias",
+            all(_is_token(token) and _finite(bias) for token, bias in params.logit_bias),
+            "finite numbers for token ids",
+        ),
+    ):
+        if not usable:
+            raise InvalidRequest(f"{name} must be {wanted}", param=name)
+
+
+def _finite(value: float) -> bool:
+    return abs(value) <= _FLOAT32_MAX  # False for NaN
+
+
+def _is_token(token: int) -> bool:
+    return 0 <= token < 2**31
 
 
 class Admission:

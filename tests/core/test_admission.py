@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pyserve.core.admission import Admission, Load
 from pyserve.core.config import SchedulerConfig
-from pyserve.errors import ContextLengthExceeded, DeadlineExceeded, QueueFull
+from pyserve.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, QueueFull
 from tests.core.harness import make_spec
 
 CONFIG = SchedulerConfig(
@@ -84,3 +86,31 @@ def test_too_long_is_refused_whatever_the_load() -> None:
         admission.admit(make_spec(500, max_tokens=501), 0.0, Load())
     assert caught.value.param == "max_tokens"
     assert admission.statistics().refused_invalid == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1.0),
+        ("temperature", math.nan),
+        ("temperature", 1e39),
+        ("top_p", 1.5),
+        ("top_k", -1),
+        ("min_p", -0.1),
+        ("frequency_penalty", math.inf),
+        ("presence_penalty", math.nan),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e300),
+        ("min_tokens", -1),
+        ("logprobs", -1),
+        ("stop_token_ids", (-1,)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((1, math.inf),)),
+    ],
+)
+def test_what_the_sampler_would_refuse_is_refused_at_the_door(field: str, value: object) -> None:
+    spec = make_spec(10, **{field: value})
+    with pytest.raises(InvalidRequest) as caught:
+        Admission(CONFIG).admit(spec, 0.0, Load())
+    assert caught.value.param == field
