@@ -125,10 +125,24 @@ class Settings:
     write_timeout_s: float = _http(
         number(above=0), 30.0, "Time a client may stop reading before it is cut."
     )
+    header_timeout_s: float = _http(
+        number(above=0), 10.0, "Time a client has to send a request's head, once it has begun."
+    )
     keep_alive_s: float = _http(number(above=0), 5.0, "Time an idle connection is kept.")
+    max_connections: int = _http(natural(), 4096, "Connections at once; more get 503.")
+    max_prompts: int = _http(natural(), 256, "Prompts or embedding inputs in one request.")
+    max_jobs: int = _http(
+        natural(), 4096, "Jobs that are kept; the oldest finished make room for new ones."
+    )
+    job_memory: int = _http(size(), 256 << 20, "Memory for jobs and their results.")
+    job_ttl_s: float = _http(number(above=0), 3600.0, "Time a finished job is kept.")
+    idempotency_ttl_s: float = _http(
+        number(above=0), 3600.0, "Time that the answer to an Idempotency-Key is kept."
+    )
     drain_timeout_s: float = _http(
         number(minimum=0), 30.0, "Time that running requests get after SIGTERM."
     )
+    vllm_metrics: bool = _http(flag(), True, "Show metrics under vLLM's names too.")
 
     log_format: str = _logs(
         one_of("auto", "console", "json"), "auto", "auto: console on a terminal, else json."

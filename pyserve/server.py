@@ -51,7 +51,9 @@ async def serve(
     ):
         built = build_info()
         build = BuildInfo(loaded.isa, built.cuda is not None, str(torch.__version__))
-        state = server_state(engine, loaded.tokenizer, keys, build=build)
+        state = server_state(
+            engine, loaded.tokenizer, keys, build=build, vllm_metrics=settings.vllm_metrics
+        )
         await outer.start(_watch_signals, state.shutdown, outer.cancel_scope)
         async with trio.open_nursery() as inner:
             urls = await inner.start(serve_http, state, http_config(settings))
@@ -91,7 +93,14 @@ def http_config(settings: Settings) -> HttpConfig:
         body_limit=settings.body_limit,
         body_timeout_s=settings.body_timeout_s,
         write_timeout_s=settings.write_timeout_s,
+        header_timeout_s=settings.header_timeout_s,
         keep_alive_s=settings.keep_alive_s,
+        max_connections=settings.max_connections,
+        max_prompts=settings.max_prompts,
+        max_jobs=settings.max_jobs,
+        job_bytes=settings.job_memory,
+        job_ttl_s=settings.job_ttl_s,
+        idempotency_ttl_s=settings.idempotency_ttl_s,
         drain_timeout_s=settings.drain_timeout_s,
     )
 

@@ -13,7 +13,9 @@ from pyserve.errors import ContextLengthExceeded, DeadlineExceeded, InvalidReque
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 600.0
-MIN_REPETITION_PENALTY = 0.01  # logits are divided by it: much less, and they are no numbers any more
+MIN_REPETITION_PENALTY = (
+    0.01  # logits are divided by it: much less, and they are no numbers any more
+)
 _FLOAT32_MAX = 3.4e38
 
 
@@ -81,7 +83,7 @@ def check_fits(spec: RequestSpec, config: SchedulerConfig) -> None:
 
 
 def check_sampling(params: SamplingParams) -> None:
-    """Raises :class:`~pyserve.errors.InvalidRequest` for what the sampler, which computes in float32, refuses.
+    """Raises :class:`~pyserve.errors.InvalidRequest` for what the sampler, all float32, would refuse.
 
     It is told of a request in the middle of a step's planning: a refusal there would be everybody's fault.
     """
@@ -191,7 +193,7 @@ class Admission:
         start_s = predicted_start_s(spec, load)
         if start_s > left_s:
             raise DeadlineExceeded(
-                f"timeout_ms cannot be met: about {start_s:.1f} s to the first token at the present load",
+                f"timeout_ms cannot be met: about {start_s:#.2g} s to the first token at the present load",
                 param="timeout_ms",
                 retry_after_s=min(max(start_s - left_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S),
             )

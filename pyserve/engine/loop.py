@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from pyserve import _C
 from pyserve.backends.base import Backend
@@ -25,15 +27,32 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class StepTokens:
+    """A histogram: ``counts[i]`` steps held at most ``BOUNDS[i]`` tokens and more than the bound before."""
+
+    BOUNDS: ClassVar[tuple[float, ...]] = (*(2.0**power for power in range(15)), math.inf)
+    counts: tuple[int, ...] = (0,) * 16
+    total: int = 0
+
+    def add(self, tokens: int) -> StepTokens:
+        """With one more step."""
+        index = bisect_left(self.BOUNDS, tokens)
+        counts = (*self.counts[:index], self.counts[index] + 1, *self.counts[index + 1 :])
+        return StepTokens(counts, self.total + tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class LoopStatistics:
     """As of the last step boundary, ``last_boundary_s`` on the engine's clock.
 
     ``forwards`` counts attempts, more than ``steps`` where steps were run by halves;
-    ``failed_rows`` sequences that failed alone. ``last_step_s`` is how long the last step took.
+    ``failed_rows`` sequences that failed alone. ``step_tokens``: how many tokens the steps held, all of
+    them. ``last_step_s`` is how long the last step took.
     """
 
     forwards: int
     failed_rows: int
+    step_tokens: StepTokens
     last_step_s: float
     last_boundary_s: float
     scheduler: SchedulerStatistics
@@ -81,7 +100,9 @@ class StepLoop:
             config.max_batch_tokens, config.max_batch_requests, blocks_per_sequence
         )
         self._runner = StepRunner(backend, pool, sampler, buffers)
-        self.statistics = LoopStatistics(0, 0, 0.0, -math.inf, self.scheduler.statistics())
+        self.statistics = LoopStatistics(
+            0, 0, StepTokens(), 0.0, -math.inf, self.scheduler.statistics()
+        )
 
     def begin(self, commands: Iterable[Command], now: float) -> Boundary:
         """A step boundary: applies commands in order, releases what has ended, plans the next step."""
@@ -137,6 +158,7 @@ class StepLoop:
         self.statistics = LoopStatistics(
             forwards=last.forwards + result.forwards,
             failed_rows=last.failed_rows + len(result.failed),
+            step_tokens=last.step_tokens.add(statistics.last_batch_tokens),
             last_step_s=seconds,
             last_boundary_s=now,
             scheduler=statistics,

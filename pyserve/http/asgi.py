@@ -91,6 +91,7 @@ class Dispatcher:
         if context.path not in OPEN_PATHS:
             context.key = self._state.keys.authenticate(context.header(b"authorization"))
         context.body = await self._read_body(context, receive)
+        context.arrival_s = self._state.engine.now()
         endpoint = self._endpoints.get(context.path)
         if endpoint is not None and context.method == "POST":
             await endpoint(context, receive, responder)
@@ -148,6 +149,8 @@ class Dispatcher:
 
 
 def _require_json(context: RequestContext) -> None:
+    if context.header(b"content-encoding").strip().lower() not in ("", "identity"):
+        raise NotJson("a body with a content-encoding is not supported")
     kind = context.header(b"content-type").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise NotJson("the body must be application/json")

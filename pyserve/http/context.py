@@ -40,7 +40,10 @@ class ClientGone(Exception):
 
 @dataclass(slots=True)
 class RequestContext:
-    """What is known of a request. ``log`` are the fields of its access line, ``headers`` of its answer."""
+    """What is known of a request. ``log`` are the fields of its access line, ``headers`` of its answer.
+
+    ``arrival_s``: when all of it had been received, on the engine's clock.
+    """
 
     request_id: str
     method: str
@@ -48,6 +51,7 @@ class RequestContext:
     request_headers: dict[bytes, bytes]
     key: ApiKey = ANONYMOUS
     body: bytes = b""
+    arrival_s: float = 0.0
     headers: Headers = field(default_factory=list)
     log: dict[str, object] = field(default_factory=dict)
 

@@ -64,14 +64,19 @@ class Inference:
     async def _completions(self, context: RequestContext, responder: Responder) -> None:
         body, ignored = parse(context.body, CompletionRequest)
         context.ignored(ignored)
-        limit = self._config.max_prompts
-        prepared = await prepare_completion(self._state, context.key, body, max_prompts=limit)
+        prepared = await prepare_completion(
+            self._state,
+            context.key,
+            body,
+            arrival_s=context.arrival_s,
+            max_prompts=self._config.max_prompts,
+        )
         await self._generate(context, responder, prepared, bool(body.stream))
 
     async def _chat(self, context: RequestContext, responder: Responder) -> None:
         body, ignored = parse(context.body, ChatRequest)
         context.ignored(ignored)
-        prepared = await prepare_chat(self._state, context.key, body)
+        prepared = await prepare_chat(self._state, context.key, body, arrival_s=context.arrival_s)
         await self._generate(context, responder, prepared, bool(body.stream))
 
     async def _generate(
@@ -111,9 +116,9 @@ class Inference:
                 f"this model's embeddings have {size} dimensions", param="dimensions"
             )
         prompts = await encode_prompts(
-            self._state, body.input, "input", limit=self._config.max_prompts
+            self._state, body.input, "input", limit=self._config.max_prompts, output=0
         )
-        fields = scheduling(self._state, context.key, body)
+        fields = scheduling(self._state, context.key, body, context.arrival_s)
         request_id = new_id("embd")
         specs = [
             RequestSpec(

@@ -16,7 +16,12 @@ Prepared = tuple[Work, Renderer]
 
 
 async def prepare_completion(
-    state: ServerState, key: ApiKey, body: CompletionRequest, *, max_prompts: int
+    state: ServerState,
+    key: ApiKey,
+    body: CompletionRequest,
+    *,
+    arrival_s: float,
+    max_prompts: int,
 ) -> Prepared:
     """Work of ``/v1/completions``."""
     check_model(state, body.model)
@@ -33,6 +38,7 @@ async def prepare_completion(
         key,
         body,
         prompts,
+        arrival_s=arrival_s,
         request_id=answer_id,
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
@@ -48,7 +54,9 @@ async def prepare_completion(
     return work, renderer
 
 
-async def prepare_chat(state: ServerState, key: ApiKey, body: ChatRequest | JobRequest) -> Prepared:
+async def prepare_chat(
+    state: ServerState, key: ApiKey, body: ChatRequest | JobRequest, *, arrival_s: float
+) -> Prepared:
     """Work of ``/v1/chat/completions``, and of a job with messages."""
     check_model(state, body.model)
     assert not isinstance(body.messages, UnsetType)
@@ -65,6 +73,7 @@ async def prepare_chat(state: ServerState, key: ApiKey, body: ChatRequest | JobR
         key,
         body,
         [prompt],
+        arrival_s=arrival_s,
         request_id=answer_id,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=chat_top_logprobs(body),
@@ -77,14 +86,16 @@ async def prepare_chat(state: ServerState, key: ApiKey, body: ChatRequest | JobR
     return work, renderer
 
 
-async def prepare_job(state: ServerState, key: ApiKey, body: JobRequest) -> Prepared:
+async def prepare_job(
+    state: ServerState, key: ApiKey, body: JobRequest, *, arrival_s: float
+) -> Prepared:
     """Work of a job: a chat where it has messages, else a completion."""
     has_prompt = not isinstance(body.prompt, UnsetType)
     has_messages = not isinstance(body.messages, UnsetType)
     if has_prompt == has_messages:
         raise InvalidRequest("give exactly one of prompt and messages", param="prompt")
     if isinstance(body.prompt, UnsetType):
-        return await prepare_chat(state, key, body)
+        return await prepare_chat(state, key, body, arrival_s=arrival_s)
     check_model(state, body.model)
     prompts = await encode_prompts(state, body.prompt, "prompt", limit=1)
     answer_id = new_id("cmpl")
@@ -94,6 +105,7 @@ async def prepare_job(state: ServerState, key: ApiKey, body: JobRequest) -> Prep
         key,
         body,
         prompts,
+        arrival_s=arrival_s,
         request_id=answer_id,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=logprobs,

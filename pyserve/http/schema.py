@@ -28,14 +28,17 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     user: str | None = None
-    priority: Annotated[
-        int,
-        Meta(
-            ge=-(2**31),
-            le=2**31 - 1,
-            description="Higher runs first (the opposite of vLLM's direction); ageing keeps low ones alive.",
-        ),
-    ] = 0
+    priority: (
+        Annotated[
+            int,
+            Meta(
+                ge=-(2**31),
+                le=2**31 - 1,
+                description="Higher runs first (vLLM's is the other way); ageing keeps low ones alive.",
+            ),
+        ]
+        | None
+    ) = None
     timeout_ms: (
         Annotated[
             int,

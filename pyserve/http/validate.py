@@ -2,11 +2,14 @@
 
 Three kinds of field: those of the struct, whose types and ranges msgspec checks; those that are known from
 OpenAI or vLLM and not supported here, which are refused unless they hold a value that asks for nothing; and
-unknown ones, which are accepted and reported back (``X-Pyserve-Ignored-Fields``).
+unknown ones, which are accepted and reported back (``X-Pyserve-Ignored-Fields``). A field that only another
+endpoint has (``stream`` in a job, ``max_completion_tokens`` of a completion) counts as not supported.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -15,6 +18,13 @@ import msgspec
 
 from pyserve.errors import InvalidRequest
 from pyserve.http.errors import Unsupported
+from pyserve.http.schema import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    JobRequest,
+    Scheduling,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -59,8 +69,20 @@ _UNSUPPORTED_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "tool_call_id": (),
     "tool_calls": ([],),
 }
+_WORK = (ChatRequest, CompletionRequest, EmbeddingRequest, JobRequest)
+_EXPLAINED_BYTES = 2**16  # a larger body that is no JSON is not looked into to say where
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
+
+
+def _names(model: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(model))
+
+
+_FOREIGN: Mapping[type[msgspec.Struct], frozenset[str]] = {
+    model: frozenset[str]().union(*(_names(other) for other in _WORK)) - _names(model)
+    for model in _WORK
+}
 
 
 def parse(body: bytes, model: type[T]) -> tuple[T, tuple[str, ...]]:
@@ -79,10 +101,45 @@ def decode_object(body: bytes) -> dict[str, Any]:
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+        _explain(body)
+        raise InvalidRequest(f"the body is not valid JSON: {_PATH.sub('', str(error))}") from None
     if not isinstance(raw, dict):
         raise InvalidRequest("the body must be a JSON object")
     return raw
+
+
+def _explain(body: bytes) -> None:
+    """Raises InvalidRequest naming the field, where what is wrong is one value: no number, or no Unicode."""
+    if len(body) > _EXPLAINED_BYTES:
+        return
+    try:
+        raw = json.loads(body)  # takes NaN, numbers beyond a float, and unpaired surrogates
+        for path, value in _leaves(raw):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InvalidRequest("a number must be finite", param=path[:256] or None)
+            if isinstance(value, str) and not _is_unicode(value):
+                message = "text must be valid Unicode: this has an unpaired surrogate"
+                raise InvalidRequest(message, param=path[:256] or None)
+    except (ValueError, RecursionError):
+        return
+
+
+def _leaves(raw: object) -> Iterator[tuple[str, object]]:
+    """Every value in ``raw`` that is no list and no object, and every key, with the path to it."""
+    todo: list[tuple[str, object]] = [("", raw)]
+    while todo:
+        path, value = todo.pop()
+        if isinstance(value, dict):
+            todo += ((path, key) for key in value)
+            todo += ((f"{path}.{key}" if path else key, item) for key, item in value.items())
+        elif isinstance(value, list):
+            todo += ((f"{path}[{index}]", item) for index, item in enumerate(value))
+        else:
+            yield path, value
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def convert(raw: Mapping[str, Any], model: type[T]) -> T:
@@ -110,7 +167,11 @@ def refuse_unsupported(raw: Mapping[str, Any], model: type[msgspec.Struct]) -> N
     if best_of is not None and best_of != (raw.get("n") or 1):
         raise Unsupported("best_of other than n is not supported", param="best_of")
     messages = raw.get("messages")
-    known = {field.encode_name for field in msgspec.structs.fields(model)}
+    known = _names(model)
+    if issubclass(model, Scheduling):
+        for name in raw.keys() & _FOREIGN[model]:
+            if raw[name] is not None and raw[name] is not False:
+                raise Unsupported(f"{name} is not a field of this endpoint", param=name)
     if isinstance(messages, list) and "messages" in known:
         for index, message in enumerate(messages):
             if isinstance(message, dict):
@@ -122,6 +183,8 @@ def _refuse_in_message(message: Mapping[str, Any], prefix: str) -> None:
     if message.get("role") in ("tool", "function"):
         raise Unsupported("tool messages are not supported", param=f"{prefix}role")
     content = message.get("content")
+    if content is None and message.get("role") in ("system", "developer", "user"):
+        raise InvalidRequest("a message needs content", param=f"{prefix}content")
     for index, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict) and isinstance(kind := part.get("type"), str):
             if kind != "text":

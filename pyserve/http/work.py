@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,14 @@ from pyserve.http.state import ServerState
 
 T = TypeVar("T")
 
+_NUMERAL = re.compile(
+    "0|[1-9][0-9]{0,9}"
+)  # one way to write each number, so that no key is there twice
 _THREAD_CHARS = 16_384  # beyond this, tokenising would hold the loop for milliseconds
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
+_RESERVED_EXTRAS = frozenset(
+    ("self", "messages", "add_generation_prompt")
+)  # have fields of their own
 _tokenizer_threads = trio.CapacityLimiter(2)
 
 
@@ -53,14 +60,23 @@ def check_model(state: ServerState, model: str | None) -> None:
     """Raises :class:`ModelNotFound` where the body names another model than the one served."""
     if model is not None and model != state.model:
         raise ModelNotFound(
-            f"the model {model!r} is not served here; {state.model!r} is", param="model"
+            f"the model {model[:128]!r} is not served here; {state.model!r} is", param="model"
         )
 
 
 async def encode_prompts(
-    state: ServerState, prompt: str | Sequence[Any], field: str, *, special: bool = True, limit: int
+    state: ServerState,
+    prompt: str | Sequence[Any],
+    field: str,
+    *,
+    special: bool = True,
+    limit: int,
+    output: int = 1,
 ) -> list[list[int]]:
-    """Token ids of every prompt in ``prompt``: a string, ids, a list of strings, or a list of id lists."""
+    """Token ids of every prompt in ``prompt``: a string, ids, a list of strings, or a list of id lists.
+
+    The context must have room for each and ``output`` tokens more.
+    """
     prompts: list[Any] = [prompt]
     if isinstance(prompt, list) and not isinstance(prompt[0], int):
         prompts = prompt
@@ -74,7 +90,7 @@ async def encode_prompts(
             encoded.append(item)
         else:
             raise InvalidRequest("strings and token ids must not be mixed", param=field)
-        _check_ids(state, encoded[-1], field)
+        _check_ids(state, encoded[-1], field, output)
     return encoded
 
 
@@ -96,6 +112,10 @@ async def encode_chat(
     template = state.tokenizer.chat_template
     if template is None:
         raise Unsupported("this model has no chat template; use /v1/completions", param="messages")
+    if reserved := sorted(_RESERVED_EXTRAS & (extras or {}).keys()):
+        raise InvalidRequest(
+            f"chat_template_kwargs may not set {', '.join(reserved)}", param="chat_template_kwargs"
+        )
     plain = [_plain(message) for message in messages]
     size = sum(len(message["content"]) for message in plain)
 
@@ -130,16 +150,17 @@ async def off_loop(function: Callable[[], T], size: int) -> T:
     )
 
 
-def _check_ids(state: ServerState, ids: Sequence[int], field: str) -> None:
+def _check_ids(state: ServerState, ids: Sequence[int], field: str, output: int = 1) -> None:
     if not ids:
         raise InvalidRequest(f"{field} must not be empty", param=field)
     if max(ids) >= state.engine.info.vocab_size:
         size = state.engine.info.vocab_size
         raise InvalidRequest(f"token id {max(ids)} is beyond the vocabulary of {size}", param=field)
-    if len(ids) >= state.context_length:
+    if len(ids) + output > state.context_length:
+        included = ", output included" if output else ""
         raise ContextLengthExceeded(
             f"the prompt has {len(ids)} tokens, the model's context is "
-            f"{state.context_length} tokens, output included",
+            f"{state.context_length} tokens{included}",
             param=field,
         )
 
@@ -178,7 +199,7 @@ def sampling_params(
 def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     pairs = []
     for text, value in bias.items():
-        token = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
+        token = int(text) if _NUMERAL.fullmatch(text) else -1
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
                 f"logit_bias key {text[:32]!r} is no token id of this model", param="logit_bias"
@@ -209,6 +230,7 @@ def build_work(
     body: Sampling,
     prompts: Sequence[Sequence[int]],
     *,
+    arrival_s: float,
     request_id: str,
     max_tokens: int | None,
     logprobs: int | None,
@@ -228,7 +250,7 @@ def build_work(
                 prompt=tuple(prompt),
                 sampling=sampling,
                 n=n,
-                **scheduling(state, key, body),
+                **scheduling(state, key, body, arrival_s),
             )
         )
     return Work(
@@ -239,11 +261,16 @@ def build_work(
     )
 
 
-def scheduling(state: ServerState, key: ApiKey, body: Scheduling) -> dict[str, Any]:
-    """The scheduling fields of a RequestSpec: priority, deadline, tenant, fair share, cache salt."""
-    deadline_s = None if body.timeout_ms is None else state.engine.now() + body.timeout_ms / 1e3
+def scheduling(
+    state: ServerState, key: ApiKey, body: Scheduling, arrival_s: float
+) -> dict[str, Any]:
+    """The scheduling fields of a RequestSpec: priority, deadline, tenant, fair share, cache salt.
+
+    ``arrival_s``, on the engine's clock, is when the request had arrived: the deadline counts from there.
+    """
+    deadline_s = None if body.timeout_ms is None else arrival_s + body.timeout_ms / 1e3
     return {
-        "priority": body.priority,
+        "priority": body.priority or 0,
         "deadline_s": deadline_s,
         "tenant": key.name if state.keys.keys else "",
         "weight": key.weight if math.isfinite(key.weight) else 1.0,

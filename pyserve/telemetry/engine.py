@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pyserve.core.scheduler import SchedulerStatistics
 from pyserve.engine.engine import Engine, EngineStatistics
 from pyserve.telemetry.load import LoadSnapshot
-from pyserve.telemetry.metrics import Sample
+from pyserve.telemetry.metrics import HistogramSample, Sample
 
 
 def load_snapshot(engine: Engine) -> LoadSnapshot:
@@ -25,10 +25,11 @@ def load_snapshot(engine: Engine) -> LoadSnapshot:
     )
 
 
-def engine_samples(engine: Engine) -> Iterator[Sample]:
+def engine_samples(engine: Engine) -> Iterator[Sample | HistogramSample]:
     """Everything the engine knows about itself, for one scrape."""
     seen = engine.statistics()
     yield from _load(load_snapshot(engine))
+    yield from _waiting_by_reason(seen)
     yield from _requests(seen)
     yield from _scheduler(seen.loop.scheduler)
     yield from _loop(seen)
@@ -62,6 +63,24 @@ def _load(load: LoadSnapshot) -> Iterator[Sample]:
         "vllm:kv_cache_usage_perc",
     )
     yield _gauge("throttled", "1 while new requests are being refused", load.throttled)
+
+
+def _waiting_by_reason(seen: EngineStatistics) -> Iterator[Sample]:
+    """Who waits though nothing runs is held back by the batch window ("deferred"), else by capacity."""
+    scheduler = seen.loop.scheduler
+    running = scheduler.prefill_sequences + scheduler.decode_sequences
+    held_back = 0 if running else seen.unstarted_requests
+    for reason, count in (
+        ("capacity", seen.unstarted_requests - held_back),
+        ("deferred", held_back),
+    ):
+        yield _gauge(
+            "requests_waiting_by_reason",
+            "Requests not scheduled yet: for lack of capacity, or deferred by the batch window",
+            count,
+            "vllm:num_requests_waiting_by_reason",
+            reason=reason,
+        )
 
 
 def _requests(seen: EngineStatistics) -> Iterator[Sample]:
@@ -115,8 +134,16 @@ def _scheduler(seen: SchedulerStatistics) -> Iterator[Sample]:
         yield _gauge("tenant_running", "Sequences running", tenant.running, tenant=tenant.name)
 
 
-def _loop(seen: EngineStatistics) -> Iterator[Sample]:
+def _loop(seen: EngineStatistics) -> Iterator[Sample | HistogramSample]:
     loop = seen.loop
+    yield HistogramSample(
+        "pyserve_step_tokens",
+        "Tokens in a step, prompt and output together",
+        loop.step_tokens.BOUNDS,
+        loop.step_tokens.counts,
+        loop.step_tokens.total,
+        "vllm:iteration_tokens_total",
+    )
     yield _counter("forwards", "Forward passes, retries by halves included", loop.forwards)
     yield _counter("failed_rows", "Sequences that failed alone", loop.failed_rows)
     yield _gauge("last_step_seconds", "How long the last step took", loop.last_step_s)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
@@ -49,7 +50,27 @@ class Sample:
     alias: str | None = None
 
 
-Source = Callable[[], Iterable[Sample]]
+@dataclass(frozen=True, slots=True)
+class HistogramSample:
+    """One engine histogram for the scrape: ``counts`` by upper bound, the last infinite; not cumulative."""
+
+    name: str
+    help: str
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+    alias: str
+
+    def metric(self, name: str, labels: dict[str, str]) -> Metric:
+        """In Prometheus's form."""
+        upper = (*map(floatToGoString, self.bounds[:-1]), "+Inf")
+        buckets = list(zip(upper, accumulate(self.counts), strict=True))
+        family = HistogramMetricFamily(name, self.help, labels=list(labels))
+        family.add_metric(list(labels.values()), buckets, self.total)
+        return family
+
+
+Source = Callable[[], Iterable[Sample | HistogramSample]]
 
 
 class Metrics:
@@ -167,6 +188,7 @@ class _Collector(Collector):
         self._native = native
         self._sources = sources
         self._aliases = aliases
+        self._aliased = bool(aliases)
         self._labels = {"model_name": model}
 
     def collect(self) -> Iterator[Metric]:
@@ -177,8 +199,13 @@ class _Collector(Collector):
                 yield _renamed(metric, alias, self._labels)
         families: dict[str, Metric] = {}
         for sample in chain.from_iterable(source() for source in self._sources):
+            if isinstance(sample, HistogramSample):
+                yield sample.metric(sample.name, {})
+                if self._aliased:
+                    yield sample.metric(sample.alias, self._labels)
+                continue
             self._add(families, sample.name, sample, dict(sample.labels))
-            if sample.alias and self._aliases:
+            if sample.alias and self._aliased:
                 self._add(families, sample.alias, sample, {**self._labels, **dict(sample.labels)})
         yield from families.values()
 

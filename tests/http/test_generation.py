@@ -11,6 +11,7 @@ import trio
 
 from pyserve.core.spec import RequestSpec
 from pyserve.errors import DeadlineExceeded, StepFailed
+from tests.http.fakes import CharTokenizer, FakeEngine
 from tests.http.serving import Serving, serving
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -302,3 +303,29 @@ async def test_tokenize_and_detokenize_have_vllms_shapes() -> None:
         assert answer == {"prompt": "ab"}
         assert (await server.post("/tokenize", {})).status_code == 400
         assert (await server.post("/detokenize", {"tokens": [2**30]})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "ab"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/embeddings", {"input": "ab"}),
+        ("/submit", {"prompt": "ab"}),
+    ],
+)
+async def test_timeout_counts_from_arrival_not_from_when_the_text_is_tokenised(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+
+    def slow(self: CharTokenizer, text: Any, **options: Any) -> list[int]:
+        nonlocal now_s
+        now_s += 10
+        return [65]
+
+    monkeypatch.setattr(CharTokenizer, "encode", slow)
+    monkeypatch.setattr(FakeEngine, "now", lambda engine: now_s)
+    async with serving() as server:
+        await server.post(path, {**body, "timeout_ms": 1000})
+        assert server.engine.seen[-1].deadline_s == pytest.approx(101.0, abs=0.5)

@@ -147,7 +147,10 @@ async def test_list_is_newest_first_by_state_and_paged() -> None:
         assert page["has_more"] is False
         assert (await server.get("/v1/jobs?status=queued")).json()["data"] == []
         assert (await server.get("/v1/jobs?status=lost")).json()["error"]["param"] == "status"
-        assert (await server.get("/v1/jobs?limit=0")).json()["error"]["param"] == "limit"
+        for limit in ("0", "101", "1.5", "nan", "-1", "", "9" * 30):
+            answer = await server.get(f"/v1/jobs?limit={limit}")
+            assert answer.json()["error"]["param"] == "limit"
+        assert (await server.get("/v1/jobs?after=gone")).json()["error"]["param"] == "after"
 
 
 async def test_position_counts_the_queued_jobs_that_go_first() -> None:

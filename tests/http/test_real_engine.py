@@ -138,6 +138,8 @@ ALIASES = {
     "vllm:generation_tokens_total",
     "vllm:admission_rejections_total",
     "vllm:cache_config_info",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:iteration_tokens_total_count",
     "vllm:time_to_first_token_seconds_count",
     "vllm:request_success_total",
 }
@@ -154,6 +156,8 @@ async def test_metrics_and_health_speak_of_the_engine() -> None:
         }
         assert found.keys() >= ALIASES
         assert found["pyserve_prompt_tokens_total"] == 3
+        assert found["vllm:iteration_tokens_total_sum"] == 3 + 4  # the last token is not fed back
+        assert found["vllm:iteration_tokens_total_count"] == 5
         assert found["pyserve_kv_cache_usage_ratio"] == 0
         health = (await client.get("/health")).json()
         assert health["status"] == "ok"

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from pyserve.http.schema import ChatRequest, CompletionRequest, EmbeddingRequest, JobRequest
 from tests.http.serving import Serving, serving
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -34,6 +36,8 @@ async def error_of(server: Serving, path: str, body: Any) -> tuple[int, dict[str
         ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
         ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
+        ({"prompt": "x", "logit_bias": {"01": 1}}, "logit_bias"),
+        ({"prompt": "x", "repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"prompt": "x", "priority": "high"}, "priority"),
         ({"prompt": "x", "timeout_ms": 0}, "timeout_ms"),
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
@@ -114,6 +118,8 @@ async def test_unknown_fields_are_accepted_and_reported() -> None:
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "system", "content": None}, "messages[0].content"),
         ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
     ],
 )
@@ -134,11 +140,94 @@ async def test_a_body_that_is_no_json_object_is_a_400(body: bytes) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_that_is_not_declared_json_is_a_415() -> None:
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "text/plain"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+async def test_a_body_that_is_not_declared_json_is_a_415(headers: dict[str, str]) -> None:
     async with serving() as server:
-        answer = await server.client.post("/v1/completions", content=b'{"prompt": "x"}')
+        body = b'{"prompt": "x"}'
+        answer = await server.client.post("/v1/completions", content=body, headers=headers)
         assert answer.status_code == 415
         assert answer.json()["error"]["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "\\ud800"}', "prompt"),
+        (b'{"prompt": ["ok", "\\udc00 x"]}', "prompt[1]"),
+        (b'{"messages": [{"role": "user", "content": "\\ud83d"}]}', "messages[0].content"),
+        (b'{"prompt": "x", "temperature": NaN}', "temperature"),
+        (b'{"prompt": "x", "logit_bias": {"1": -Infinity}}', "logit_bias.1"),
+        (b'{"prompt": "x", "max_tokens": 1e999}', "max_tokens"),
+        (b'{"prompt": "x", "\\ud800": 1}', None),
+        (b'{"prompt": "\\ud83d\\ude00", "temperature": }', None),
+        (b'{"x": ' + b"[" * 5000 + b"NaN" + b"]" * 5000 + b"}", None),
+    ],
+)  # fmt: skip
+async def test_a_value_that_json_does_not_know_is_named(body: bytes, param: str | None) -> None:
+    async with serving() as server:
+        headers = {"content-type": "application/json"}
+        for path in ("/v1/completions", "/submit", "/tokenize"):
+            answer = await server.client.post(path, content=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_completion_tokens": 3}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "x", "messages": []}, "messages"),
+        ("/v1/embeddings", {"input": "x", "stream": True}, "stream"),
+        ("/v1/embeddings", {"input": "x", "max_tokens": 3}, "max_tokens"),
+        ("/submit", {"prompt": "x", "stream": True}, "stream"),
+        ("/v1/chat/completions", {**CHAT, "prompt": "x"}, "prompt"),
+    ],
+)
+async def test_a_field_that_only_another_endpoint_has_is_refused(
+    path: str, body: Any, param: str
+) -> None:
+    async with serving() as server:
+        status, error = await error_of(server, path, body)
+        assert (status, error["param"]) == (400, param)
+        answer = await server.post(path, {**body, param: None})
+        assert answer.status_code in (200, 202), answer.text
+
+
+async def test_every_optional_field_accepts_null() -> None:
+    async with serving() as server:
+        for path, model, body in (
+            ("/v1/completions", CompletionRequest, COMPLETION),
+            ("/v1/chat/completions", ChatRequest, CHAT),
+            ("/v1/embeddings", EmbeddingRequest, {"input": "x"}),
+            ("/submit", JobRequest, COMPLETION),
+        ):
+            nulls = {f.encode_name: None for f in msgspec.structs.fields(model)}
+            for required in ("prompt", "messages"):
+                nulls.pop(required, None)
+            answer = await server.post(path, {**nulls, **body})
+            assert answer.status_code in (200, 202), answer.text
+
+
+async def test_template_arguments_cannot_replace_what_has_a_field_of_its_own() -> None:
+    async with serving() as server:
+        for name in ("messages", "add_generation_prompt", "self"):
+            body = {**CHAT, "chat_template_kwargs": {name: 1}}
+            status, error = await error_of(server, "/v1/chat/completions", body)
+            assert (status, error["param"]) == (400, "chat_template_kwargs")
+
+
+async def test_an_embedding_may_fill_the_context() -> None:
+    async with serving(engine={"context_length": 32}) as server:
+        assert (await server.post("/v1/embeddings", {"input": [65] * 32})).status_code == 200
+        status, error = await error_of(server, "/v1/embeddings", {"input": [65] * 33})
+        assert (status, error["param"]) == (400, "input")
+        assert error["code"] == "context_length_exceeded"
 
 
 async def test_a_prompt_beyond_the_context_is_context_length_exceeded() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyserve.telemetry.metrics import Metrics, RequestObservation, Sample
+from pyserve.telemetry.metrics import HistogramSample, Metrics, RequestObservation, Sample
 
 SEEN = RequestObservation(
     prompt_tokens=3,
@@ -96,3 +98,17 @@ def test_unusual_methods_do_not_multiply_series() -> None:
         metrics.http_request(method, 405)
     labels = (("method", "other"), ("status", "405"))
     assert samples(metrics)["pyserve_http_requests_total", labels] == 2
+
+
+def test_engine_histogram_is_cumulative_and_has_its_alias() -> None:
+    metrics = Metrics("m")
+    sample = HistogramSample(
+        "pyserve_h", "h", (1.0, 2.0, math.inf), (3, 0, 2), 30, "vllm:iteration_tokens_total"
+    )
+    metrics.add_source(lambda: [sample])
+    found = samples(metrics)
+    for name, labels in (("pyserve_h", ()), (sample.alias, (("model_name", "m"),))):
+        for bound, count in (("1.0", 3), ("2.0", 3), ("+Inf", 5)):
+            assert found[f"{name}_bucket", tuple(sorted((*labels, ("le", bound))))] == count
+        assert found[f"{name}_count", labels] == 5
+        assert found[f"{name}_sum", labels] == 30

@@ -38,6 +38,15 @@ def text(body: bytes, content_type: str, status: int = 200) -> Response:
     return Response(body, status, content_type=content_type)
 
 
+def query_integer(name: str, default: int, low: int, high: int) -> int:
+    """A whole number in the query string; raises InvalidRequest as :func:`query_number` does."""
+    raw: str = request.args.get(name, str(default))
+    value = int(raw) if raw.isascii() and raw.isdigit() and len(raw) <= 9 else low - 1
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be a whole number from {low} to {high}", param=name)
+    return value
+
+
 def query_number(name: str, default: float, low: float, high: float) -> float:
     """A number in the query string; raises InvalidRequest naming it where it is none or out of range."""
     raw: Any = request.args.get(name)

@@ -6,7 +6,8 @@ others see a 404.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 from quart import Blueprint, Response, request
@@ -20,7 +21,7 @@ from pyserve.http.idempotency import Idempotency
 from pyserve.http.limits import KeyLimits
 from pyserve.http.prepare import prepare_job
 from pyserve.http.render import Collector
-from pyserve.http.routes.common import context, json, query_number
+from pyserve.http.routes.common import context, json, query_integer, query_number
 from pyserve.http.schema import JobRequest
 from pyserve.http.shapes import JobList, JobView
 from pyserve.http.state import ServerState
@@ -35,15 +36,20 @@ _MAX_WAIT_S = 300.0
 class GenerationExecutor:
     """Runs a job as the generation that its body asks for."""
 
-    def __init__(self, state: ServerState, limits: KeyLimits) -> None:
+    def __init__(
+        self, state: ServerState, limits: KeyLimits, clock: Callable[[], float] = time.time
+    ) -> None:
         self._state = state
         self._limits = limits
+        self._clock = clock  # the one that jobs are dated on
 
     async def run(self, job: Job, progress: Progress) -> JobResult:
         """See :class:`~pyserve.jobs.runner.Executor`."""
         key = self._state.keys.named(job.owner)
         body, _ = parse(job.request, JobRequest)
-        work, renderer = await prepare_job(self._state, key, body)
+        age_s = max(0.0, self._clock() - job.created_at)
+        arrival_s = self._state.engine.now() - age_s
+        work, renderer = await prepare_job(self._state, key, body, arrival_s=arrival_s)
         collected = Collector(sum(spec.n for spec in work.specs))
         tokens = 0
 
@@ -92,7 +98,7 @@ class JobRoutes:
             id=new_id("job"),
             owner=context.key.name,
             request=context.body,
-            priority=body.priority,
+            priority=body.priority or 0,
             created_at=self._runner.now,
             metadata=body.metadata,
         )
@@ -154,14 +160,18 @@ class JobRoutes:
                 yield b"".join(out) or b": waiting\n\n"
 
     async def _page(self) -> JobList:
-        limit = int(query_number("limit", 20, 1, 100))
+        limit = query_integer("limit", 20, 1, 100)
+        after = request.args.get("after")
+        cursor = None if after is None else await self._runner.store.get(after)
+        if after is not None and (cursor is None or cursor.owner != context().key.name):
+            raise InvalidRequest("no such job, or not any more", param="after")
         name = request.args.get("status") or request.args.get("state")
         if name is not None and name not in list(JobState):
             raise InvalidRequest(f"status must be one of {', '.join(JobState)}", param="status")
         jobs, more = await self._runner.store.page(
             context().key.name,
             state=None if name is None else JobState(name),
-            after=request.args.get("after"),
+            after=after,
             limit=limit,
         )
         views = [await self._view(job, positioned=False) for job in jobs]
