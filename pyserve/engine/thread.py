@@ -4,6 +4,9 @@ Mutable state shared between the two threads, all of it under one condition: the
 count of hand-overs not yet consumed, and the request to stop. Nothing else crosses: the loop, its
 scheduler and its back-end belong to the thread while it lives. One ``run_sync_soon`` a step, never one a
 token; and never a daemon thread: torch aborts the process when a daemon dies inside it.
+
+On the Trio side a hand-over is delivered a slice at a time, with a turn of Trio's loop in between: a step
+wakes as many tasks as it has sequences, and all in one turn they would hold up timers and sockets.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import trio
@@ -22,6 +26,7 @@ from pyserve.engine.driver import EngineCrashed
 from pyserve.engine.loop import StepLoop
 
 MAX_PENDING_HANDOVERS = 2
+SLICE_EVENTS = 16  # delivered in one turn of Trio's loop
 
 
 class ThreadDriver:
@@ -37,6 +42,7 @@ class ThreadDriver:
         self._changed = threading.Condition()
         self._inbox: list[Command] = []
         self._pending = 0
+        self._arrived: deque[Handover] = deque()  # Trio thread only: what is left to deliver
         self._stopping = False
         self._error: BaseException | None = None
 
@@ -127,11 +133,24 @@ class ThreadDriver:
     # Back on the Trio thread. An exception that left here would take down Trio itself, so none may.
 
     def _consume(self, handover: Handover) -> None:
+        self._arrived.append(handover)
+        if len(self._arrived) == 1:  # else a slice of an earlier one is on its way
+            self._deliver_slice()
+
+    def _deliver_slice(self) -> None:
+        handover = self._arrived.popleft()
+        events, rest = handover.events[:SLICE_EVENTS], handover.events[SLICE_EVENTS:]
         try:
-            self._deliver(handover)
+            self._deliver(Handover(handover.at_s, events))
         except BaseException as error:
             self._error = error
             self._failed.set()
-        with self._changed:
-            self._pending -= 1
-            self._changed.notify()
+        if rest:
+            self._arrived.appendleft(Handover(handover.at_s, rest))
+        else:
+            with self._changed:
+                self._pending -= 1
+                self._changed.notify()
+        if self._arrived:
+            with contextlib.suppress(trio.RunFinishedError):  # nobody is left to deliver to
+                self._token.run_sync_soon(self._deliver_slice)

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pyserve.backends.base import PackedStep
 from pyserve.backends.scripted import ScriptedBackend
-from pyserve.engine.thread import MAX_PENDING_HANDOVERS
+from pyserve.engine.thread import MAX_PENDING_HANDOVERS, SLICE_EVENTS
 from pyserve.testing.engine import collect, make_spec, open_scripted_engine
 from pyserve.testing.scripted import expected_tokens
 
@@ -108,6 +108,32 @@ async def test_thread_runs_two_handovers_ahead_and_no_further() -> None:
             before = backend.counters.forwards
         assert await engine.drained(PATIENCE_S)
     assert before < 50
+
+
+async def test_wide_step_is_delivered_over_several_turns_of_the_loop(gate: Gate) -> None:
+    clients = 5 * SLICE_EVENTS
+    backend = ScriptedBackend(on_forward=gate)
+    async with (
+        open_scripted_engine(
+            backend,
+            driver="thread",
+            num_blocks=4 * clients,
+            max_batch_tokens=4 * clients,
+            max_batch_requests=clients,
+        ) as engine,
+        trio.open_nursery() as nursery,
+    ):
+        for i in range(clients):
+            nursery.start_soon(collect, engine, make_spec([i % 97, 1, 2], max_tokens=3))
+        await gate.wait_entered()
+        gate.open()
+        seen, most = 0, 0
+        while engine.statistics().open_requests:
+            await trio.lowlevel.checkpoint()
+            tokens = engine.statistics().output_tokens_total
+            seen, most = tokens, max(most, tokens - seen)
+        assert engine.statistics().loop.scheduler.last_batch_sequences > 2 * SLICE_EVENTS
+        assert most <= 2 * SLICE_EVENTS  # two turns may pass between two looks
 
 
 async def test_body_that_raises_still_joins_the_thread(gate: Gate) -> None:
