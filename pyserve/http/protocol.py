@@ -6,11 +6,13 @@ error body too. HTTP/2 is served to clients with prior knowledge only; an upgrad
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
 import h11
-from hypercorn.events import Event, RawData
+import trio
+from hypercorn.events import Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Body, Response
 from hypercorn.protocol.events import Event as StreamEvent
@@ -21,14 +23,17 @@ from pyserve.errors import InvalidRequest
 from pyserve.http.context import new_id
 from pyserve.http.errors import error_body
 
+ReadAhead = Callable[[], Awaitable[None]]
+
 
 class Protocol(ProtocolWrapper):
     """Starts as our HTTP/1.1, may become our HTTP/2 (prior knowledge only)."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, read_ahead: ReadAhead) -> None:
         super().__init__(*args)
         self._args = args
         self.protocol = _H11(*args)
+        self.protocol.can_read = _Paused(read_ahead)
 
     async def handle(self, event: Event) -> None:
         """Feeds the protocol in use, and changes it where the client opens with HTTP/2's preface."""
@@ -37,7 +42,34 @@ class Protocol(ProtocolWrapper):
         except H2ProtocolAssumedError as switch:
             self.protocol = _H2(*self._args)
             await self.protocol.initiate()
+            await self.protocol.send(Updated(idle=True))  # the preface is not a request
             await self.protocol.handle(RawData(switch.data))
+
+
+class _Paused:
+    """What an HTTP/1.1 connection waits on while a request is pipelined behind the one being answered.
+
+    Hypercorn's event, but the socket is still read meanwhile: only so is a client seen to leave.
+    """
+
+    def __init__(self, read_ahead: ReadAhead) -> None:
+        self._read_ahead = read_ahead
+        self._event = trio.Event()
+
+    async def clear(self) -> None:
+        self._event = trio.Event()
+
+    async def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_ahead)
+            await self._event.wait()
+            nursery.cancel_scope.cancel()
 
 
 class _H11(H11Protocol):

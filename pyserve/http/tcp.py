@@ -42,6 +42,8 @@ class Connection(TCPServer):
         self._limits = limits
         self._stream: trio.SocketStream = stream
         self._idle_scope: trio.CancelScope | None = None
+        self._reading = trio.CancelScope()
+        self._ahead = bytearray()  # read while the protocol was not ready for more
 
     async def run(self) -> None:
         """Serves the connection until either side closes it."""
@@ -57,6 +59,7 @@ class Connection(TCPServer):
 
     async def abort(self) -> None:
         """Closes the socket at once; whoever reads or writes it stops."""
+        self._reading.cancel()
         await trio.aclose_forcefully(self._stream)
 
     async def _serve(self) -> None:
@@ -75,17 +78,25 @@ class Connection(TCPServer):
                 client,
                 server,
                 self.protocol_send,
+                read_ahead=self._read_ahead,
             )
             await self.protocol.initiate()
             await self.idle_task.restart(task_group, self._idle_timeout)
-            await self._read_data()
+            with self._reading:
+                await self._read_data()
+            await self.protocol.handle(Closed())
 
     async def protocol_send(self, event: Event) -> None:
         """Writes bytes within the time-out, or passes on what else the protocol says."""
         if not isinstance(event, RawData):
             await super().protocol_send(event)
         elif not await self._write(event.data):
-            await self.protocol.handle(Closed())
+            await self._lost()
+
+    async def _lost(self) -> None:
+        """The client has gone: whoever works for it is told, and nothing more is read."""
+        await self.protocol.handle(Closed())
+        self._reading.cancel()
 
     async def _write(self, data: bytes) -> bool:
         """True once the kernel has taken all of ``data``; False where the client is lost."""
@@ -122,17 +133,36 @@ class Connection(TCPServer):
 
     async def _read_data(self) -> None:
         while True:
-            try:
-                data = await self._stream.receive_some(MAX_RECV)
-            except (trio.ClosedResourceError, trio.BrokenResourceError):
-                break
+            data = await self._receive()
             if self._idle_scope is not None:  # the head of a request has begun
                 deadline = trio.current_time() + self._limits.header_timeout_s
                 self._idle_scope.deadline = min(self._idle_scope.deadline, deadline)
-            await self.protocol.handle(RawData(bytes(data)))
-            if data == b"":
+            await self.protocol.handle(RawData(data))
+            if not data:
                 break
-        await self.protocol.handle(Closed())
+
+    async def _receive(self) -> bytes:
+        """More bytes, those read ahead first; empty at the end."""
+        if self._ahead:
+            data = bytes(self._ahead)
+            self._ahead.clear()
+            return data
+        try:
+            return bytes(await self._stream.receive_some(MAX_RECV))
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            return b""
+
+    async def _read_ahead(self) -> None:
+        """Reads what the protocol cannot take yet, up to a limit; notices where the client leaves."""
+        while len(self._ahead) < MAX_RECV:
+            try:
+                data = await self._stream.receive_some(MAX_RECV)
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                data = b""
+            if not data:
+                await self._lost()
+                return
+            self._ahead += data
 
     async def _idle_timeout(self) -> None:
         with trio.move_on_after(self.config.keep_alive_timeout) as self._idle_scope:

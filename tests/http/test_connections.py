@@ -119,6 +119,41 @@ async def test_half_closed_client_counts_as_gone() -> None:
         await server.engine.until_idle()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_pipelined_and_left_is_seen_to_leave(stream: bool) -> None:
+    async with (
+        serving(engine={"reply": endless, "pace": slowly}) as server,
+        open_wire_client("127.0.0.1", server.port) as client,
+    ):
+        more = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+        await client.send(post("/v1/completions", {**STREAM, "stream": stream}) + more)
+        await server.engine.until_open()
+        client.vanish()
+        await server.engine.until_idle()
+        assert len(server.engine.abandoned) == 1
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with serving() as server, open_wire_client("127.0.0.1", server.port) as client:
+        close = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        texts = ("ab", "cd" * 40_000, "ef")  # one that is longer than what is read ahead
+        bodies = [{"prompt": text[:2], "user": text} for text in texts]
+        await client.send(b"".join(post("/v1/completions", body) for body in bodies) + close)
+        answer = await client.read_to_end()
+        assert answer.count(b"HTTP/1.1 200") == 4
+        places = [answer.index(b'"text":"%b"' % text) for text in (b"AB", b"CD", b"EF")]
+        assert places == sorted(places)
+
+
+async def test_http2_connection_that_asks_for_nothing_is_closed() -> None:
+    async with (
+        serving(keep_alive_s=0.05) as server,
+        open_wire_client("127.0.0.1", server.port) as client,
+    ):
+        await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        await client.read_to_end()
+
+
 BULKY = {"prompt": "abc", "stream": True, "max_tokens": 4000, "n": 64}
 
 
