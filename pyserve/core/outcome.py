@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from pyserve.core.events import ChoiceFinished, Embedding, Event, FinishReason, Token, TokenLogprobs
 from pyserve.core.ledger import Ledger
-from pyserve.core.sequence import Sequence
+from pyserve.core.sequence import Request, Sequence
 from pyserve.core.state import Signal, State
 from pyserve.core.step import Plan, Sampled, StepOutcome
+from pyserve.errors import RequestError
 
 OUTPUT_COST = 2.0
 """What an output token counts for a tenant, where a prompt token counts 1 (as in the VTC paper)."""
@@ -24,19 +27,27 @@ class Settler:
         self.prefill_tokens = 0
 
     def settle(
-        self, plan: Plan, chosen: list[tuple[Sequence, int]], outcome: StepOutcome
+        self,
+        plan: Plan,
+        chosen: list[tuple[Sequence, int]],
+        outcome: StepOutcome,
+        late: Iterable[tuple[Request, RequestError]] = (),
     ) -> tuple[Event, ...]:
-        """Advances everybody who did not fail, and ends who is done.
+        """Advances everybody who did not fail and is not ``late`` (those expire), and ends who is done.
 
         Raises RuntimeError, before anything has changed, where the outcome does not fit the plan.
         """
         self._check(chosen, outcome)
-        events: list[Event] = []
+        events: list[Event] = [
+            self._ledger.abort(request, Signal.EXPIRE, error) for request, error in late
+        ]
         self._fail(outcome, events)
-        self._advance(plan, chosen, outcome)
+        self._advance(plan, chosen)
         self.prefill_tokens += plan.prefill_tokens
         for row, hidden in outcome.hidden.items():
-            sequence = self._ledger.by_row[row]
+            sequence = self._ledger.by_row.get(row)
+            if sequence is None:  # too late
+                continue
             values = tuple(hidden.tolist())
             events.append(Embedding(sequence.request.spec.request_id, values))
             events += self._ledger.finish_choice(sequence)
@@ -66,17 +77,16 @@ class Settler:
 
     def _fail(self, outcome: StepOutcome, events: list[Event]) -> None:
         for row, error in outcome.failed.items():
-            sequence = self._ledger.by_row.get(row)  # None: a sibling has failed too
+            sequence = self._ledger.by_row.get(row)  # None: a sibling has failed too, or late
             if sequence is not None:
                 events.append(self._ledger.abort(sequence.request, Signal.FAIL, error))
 
-    def _advance(
-        self, plan: Plan, chosen: list[tuple[Sequence, int]], outcome: StepOutcome
-    ) -> None:
-        """Nothing that a failed step computed counts; all the rest does."""
+    def _advance(self, plan: Plan, chosen: list[tuple[Sequence, int]]) -> None:
+        """Nothing counts that was computed for those who have just ended; all the rest does."""
         rows, takes = plan.rows, plan.takes
-        if outcome.failed:
-            chosen = [(sequence, take) for sequence, take in chosen if not sequence.state.final]
+        going_on = [(sequence, take) for sequence, take in chosen if not sequence.state.final]
+        if len(going_on) < len(chosen):
+            chosen = going_on
             rows = _ints([s.row for s, _ in chosen if s.row is not None])
             takes = _ints([take for _, take in chosen])
         self._ledger.pool.advance(rows, takes)
@@ -101,7 +111,7 @@ class Settler:
             zip(part.rows.tolist(), part.tokens.tolist(), strict=True)
         ):
             sequence = by_row.get(row)
-            if sequence is None:  # a sibling of one that failed
+            if sequence is None:  # too late, or a sibling of one that failed
                 continue
             spec = sequence.request.spec
             wanted = spec.sampling.logprobs

@@ -133,7 +133,8 @@ class Scheduler:
         if self._plan is not None:
             raise RuntimeError("the last step has not been completed")
         events = self._end_marked()
-        events += self._expire(now)
+        for request, error in self._due(now):
+            events.append(self._ledger.abort(request, Signal.EXPIRE, error))
         plan, idle_until = Plan(), self._idle_until(now)
         if idle_until is None and (self._ledger.running or len(self._ledger.line)):
             plan, self._chosen = self._selector.select(now)
@@ -147,14 +148,16 @@ class Scheduler:
             self.check()
         return plan
 
-    def complete(self, plan: Plan, outcome: StepOutcome, now: float) -> tuple[Event, ...]:  # noqa: ARG002
+    def complete(self, plan: Plan, outcome: StepOutcome, now: float) -> tuple[Event, ...]:
         """Takes in what the step gave; returns its events, in order for each request.
+
+        What the step gave a request whose deadline passed meanwhile came too late, and it expires.
 
         Raises RuntimeError for a plan that is not the last one, or an outcome that does not fit it.
         """
         if plan is not self._plan:
             raise RuntimeError("this plan is not the one under way")
-        events = self._settler.settle(plan, self._chosen, outcome)
+        events = self._settler.settle(plan, self._chosen, outcome, self._due(now))
         self._plan = None
         self._chosen = []
         self._steps += 1
@@ -240,19 +243,19 @@ class Scheduler:
         finished = ChoiceFinished(request_id, sequence.index, FinishReason.STOP)
         return [finished, *self._ledger.finish_choice(sequence)]
 
-    def _expire(self, now: float) -> list[Event]:
-        """Ends what has reached its deadline, in line or running."""
-        events: list[Event] = []
+    def _due(self, now: float) -> list[tuple[Request, RequestError]]:
+        """Those that have reached their deadline, in line or running, with what they shall be told."""
+        due: list[tuple[Request, RequestError]] = []
         while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].live):
             _, _, request = heappop(self._deadlines)
             if request.live:
                 where = "while it ran" if request.started else "before it could start"
                 error = DeadlineExceeded(f"timeout_ms ran out {where}", param="timeout_ms")
-                events.append(self._ledger.abort(request, Signal.EXPIRE, error))
+                due.append((request, error))
         if len(self._deadlines) > 64 + 2 * len(self._ledger.requests):
             self._deadlines = [item for item in self._deadlines if item[2].live]
             heapify(self._deadlines)
-        return events
+        return due
 
     def _idle_until(self, now: float) -> float | None:
         """When the batch window closes, if an idle engine shall wait for company; None to go on now."""

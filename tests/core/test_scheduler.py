@@ -260,6 +260,24 @@ def test_deadline_while_running_ends_it() -> None:
     world.assert_nothing_held()
 
 
+@pytest.mark.parametrize("task", [Task.GENERATE, Task.EMBED])
+def test_what_a_step_gives_after_the_deadline_is_too_late(task: Task) -> None:
+    world = World()
+    late = make_spec(5, max_tokens=1, task=task, deadline_s=1.0)
+    other = make_spec(5, max_tokens=2)
+    results = [world.submit(spec) for spec in (late, other)]
+    plan = world.plan()
+    outcome = world.compute(plan)
+    world.route(world.scheduler.complete(plan, outcome, 1.5))
+    assert isinstance(results[0].error, DeadlineExceeded)
+    assert results[0].tokens == {}
+    assert results[0].embedding is None
+    assert world.scheduler.statistics().expired_total == 1
+    world.run()
+    world.assert_complete(other)
+    world.assert_nothing_held()
+
+
 def test_poison_fails_alone_with_all_its_choices() -> None:
     world = World()
     world.poison = {666}
