@@ -77,13 +77,14 @@ def _announce(console: Console, log_format: str, started: Started) -> None:
 def _banner(started: Started) -> Iterator[tuple[str, str]]:
     loaded, info = started.loaded, started.loaded.backend.info
     kv, url = loaded.kv, started.urls[0]
-    stored = f"{info.quantization}, loaded in {loaded.load_s:.1f} s"
+    kind = "not quantised" if info.quantization == "none" else f"stored as {info.quantization}"
     parameters = f"{info.num_parameters / 1e6:.0f}M"
+    loading = f"loaded in {loaded.load_s:.1f} s"
     tokens = kv.num_blocks * kv.block_size
     yield "pyserve", __version__
     yield (
         "model",
-        f"{info.name}: {loaded.architecture}, {parameters} parameters, stored as {stored}",
+        f"{info.name}: {loaded.architecture}, {parameters} parameters, {kind}, {loading}",
     )
     yield (
         "weights",
