@@ -191,7 +191,10 @@ class Ledger:
         )
         self.line.check(waiting, running)
         _require(
-            all(r.live == sum(s in live for s in r.sequences) > 0 for r in self.requests.values()),
+            all(
+                r.live == sum(not s.state.final for s in r.sequences) > 0
+                for r in self.requests.values()
+            ),
             "a request is open without a live sequence, or miscounts them",
         )
         rows = {s.row: s for s in live if s.row is not None}

@@ -59,7 +59,7 @@ def twin_pack(pool: BlockPool, rows: list[int], takes: list[int]) -> dict[str, l
     return out
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(steps(), st.booleans())
 def test_agrees_with_twin(step: tuple[BlockPool, list[int], list[int]], dirty: bool) -> None:
     pool, rows, takes = step

@@ -138,7 +138,7 @@ def test_every_truncation_is_refused(small: bytes, tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_damage_is_refused_or_harmless(small: bytes, tmp_path: Path, data: st.DataObject) -> None:

@@ -122,5 +122,5 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.tenant_blocks(tenant) == self.twin.tenant_blocks(tenant)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase

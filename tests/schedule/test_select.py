@@ -201,7 +201,7 @@ def pools(draw: Any) -> tuple[BlockPool, TwinPool, list[Candidate]]:
     return pool, twin, candidates
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(pools(), st.integers(0, 24), st.integers(0, 8), st.integers(-1, 12))
 def test_agrees_with_twin(
     state: tuple[BlockPool, TwinPool, list[Candidate]], tokens: int, requests: int, prefill: int
