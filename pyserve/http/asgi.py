@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import structlog
 import trio
 
-from pyserve.errors import RequestError
+from pyserve.errors import RequestError, Unavailable
 from pyserve.http.config import HttpConfig
 from pyserve.http.context import (
     SCOPE_KEY,
@@ -82,6 +82,12 @@ class Dispatcher:
             except Exception as error:
                 _log.exception("request failed", path=context.path, error=repr(error))
                 await self._fail(responder, InternalError("internal error; see the server's log"))
+            except (
+                BaseException
+            ):  # Cancelled: the server ends at once, but allows a moment for this
+                with trio.CancelScope(shield=True):
+                    await self._fail(responder, Unavailable("the server has stopped"))
+                raise
             finally:
                 self._access_line(context, responder, time.perf_counter() - started_s)
 

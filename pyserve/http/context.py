@@ -34,6 +34,14 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
+def is_event_stream(start: Message) -> bool:
+    """Whether the answer that begins so is a stream of server-sent events."""
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in start["headers"]
+    )
+
+
 class ClientGone(Exception):
     """The client left before it was answered."""
 
@@ -95,6 +103,7 @@ class Responder:
         """An ASGI ``send`` for inner apps, with the request's headers added."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self._streaming = is_event_stream(message)
             extra = [(b"x-request-id", self._context.request_id.encode("ascii"))]
             message["headers"] = [*message.get("headers", ()), *extra, *self._context.headers]
             await self._send(message)
@@ -123,7 +132,6 @@ class Responder:
         """Begins a server-sent event stream, unless it has begun."""
         if self._streaming:
             return
-        self._streaming = True
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),

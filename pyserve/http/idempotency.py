@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import trio
 
 from pyserve.errors import InvalidRequest, QueueFull
-from pyserve.http.context import Message, RequestContext, Responder
+from pyserve.http.context import Message, RequestContext, Responder, is_event_stream
 from pyserve.http.errors import Conflict, InternalError
 from pyserve.telemetry.stores import StoreStatistics
 
@@ -163,6 +163,7 @@ class _Recorder(Responder):
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self._streaming = is_event_stream(message)
             self._record.start = {**message, "headers": list(message.get("headers", ()))}
         else:
             self._store.keep(self._record, message.get("body", b""))
@@ -177,7 +178,7 @@ async def _follow(record: Recording, context: RequestContext, responder: Respond
     while True:
         if record.dropped and record.done:
             raise Conflict("the answer to this Idempotency-Key was too large to keep")
-        if record.start is not None and (record.done or _is_stream(record.start)):
+        if record.start is not None and (record.done or is_event_stream(record.start)):
             if responder.status is None:
                 context.headers.append((b"x-pyserve-idempotent-replay", b"true"))
                 await responder.send(dict(record.start))
@@ -195,7 +196,3 @@ async def _follow(record: Recording, context: RequestContext, responder: Respond
                 return False
             raise InternalError("the request that this one had joined ended early")
         await record.changed.wait()
-
-
-def _is_stream(start: Message) -> bool:
-    return any(value.startswith(b"text/event-stream") for name, value in start["headers"])

@@ -122,25 +122,26 @@ class ChatRenderer:
         self._opened: set[int] = set()
 
     def events(self, deltas: Sequence[Delta]) -> bytes:
-        """The role opens each choice; text, log-probabilities and the finish reason follow."""
+        """The role opens each choice, text and log-probabilities follow, a finish reason alone ends it."""
         out = []
         for delta in deltas:
             if delta.index not in self._opened:
                 self._opened.add(delta.index)
                 opening = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null'
                 out.append(self._frame.event(opening % delta.index + b',"finish_reason":null}'))
-            if delta.text or delta.tokens or delta.finish_reason is not None:
-                out.append(self._frame.event(self._choice(delta)))
+            if delta.text or (self._logprobs and delta.tokens):
+                out.append(self._frame.event(self._content(delta)))
+            if delta.finish_reason is not None:
+                head = b'{"index":%d,"delta":{},"logprobs":null' % delta.index
+                out.append(self._frame.event(head + _ending(delta)))
         return b"".join(out)
 
-    def _choice(self, delta: Delta) -> bytes:
-        content = b'{"content":' + _encode(delta.text) + b"}" if delta.text else b"{}"
+    def _content(self, delta: Delta) -> bytes:
         logprobs = b"null"
         if self._logprobs and delta.tokens:
-            content = b'{"content":' + _encode(delta.text) + b"}"
             logprobs = _encode(chat_logprobs(self._tokenizer, delta.tokens))
-        head = b'{"index":%d,"delta":%b,"logprobs":%b' % (delta.index, content, logprobs)
-        return head + _ending(delta)
+        content = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
+        return content % (delta.index, _encode(delta.text), logprobs)
 
     def last(self, outcome: Outcome) -> bytes:
         """The usage event, if asked for, and the end mark."""

@@ -26,6 +26,7 @@ from pyserve.http.state import ServerState
 from pyserve.http.tcp import Connection
 
 _log = structlog.get_logger("pyserve.http")
+_LAST_WORDS_S = 0.25
 _FULL = error_body(Unavailable("too many connections"))
 
 
@@ -47,11 +48,15 @@ async def serve_http(
         server = _Server(app, config)
         accepting = await nursery.start(server.accept, listeners)
         task_status.started([_url(listener) for listener in listeners])
-        await state.shutdown.wait()
-        accepting.cancel()
-        await _drain(state, config)
-        await server.close()
-        nursery.cancel_scope.cancel()
+        try:
+            await state.shutdown.wait()
+            accepting.cancel()
+            await _drain(state, config)
+            await server.close(config.close_timeout_s)
+            nursery.cancel_scope.cancel()
+        finally:  # cancelled: every handler is, too, and has this long to tell its client
+            with trio.CancelScope(shield=True):
+                await server.close(_LAST_WORDS_S)
 
 
 async def _drain(state: ServerState, config: HttpConfig) -> None:
@@ -86,10 +91,10 @@ class _Server:
                 task_status.started(scope)
                 await trio.serve_listeners(self._serve, listeners, handler_nursery=connections)
 
-    async def close(self) -> None:
-        """Lets idle and finishing connections go, and aborts the rest after ``close_timeout_s``."""
+    async def close(self, timeout_s: float) -> None:
+        """Lets idle and finishing connections go, and aborts the rest after ``timeout_s``."""
         await self._context.terminated.set()
-        with trio.move_on_after(self._limits.close_timeout_s):
+        with trio.move_on_after(timeout_s):
             while self._live:
                 await self._empty.wait()
         for connection in list(self._live):

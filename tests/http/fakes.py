@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import trio
+import trio.lowlevel
 
 from pyserve.backends.base import ModelInfo
 from pyserve.core.events import (
@@ -114,6 +115,7 @@ class FakeEngine:
     refuse: RequestError | None = None
     context_length: int = 4096
     draining: bool = False
+    tokens: int = 0
     stalled: bool = False
     open: dict[str, trio.CancelScope] = field(default_factory=dict)
     streams: dict[str, RequestStream] = field(default_factory=dict)
@@ -173,6 +175,11 @@ class FakeEngine:
         """Returns once nothing is open."""
         while self.open:
             await self.changed.wait()
+
+    async def until_tokens(self, count: int) -> None:
+        """Returns once ``count`` tokens have been made."""
+        while self.tokens < count:
+            await trio.lowlevel.checkpoint()
 
     async def until_open(self, count: int = 1) -> None:
         """Returns once ``count`` requests are open."""
@@ -235,6 +242,7 @@ class FakeEngine:
             if self.fail_with is not None and position == self.fail_after:
                 self._end(request_id, self.fail_with)
                 await trio.sleep_forever()
+            self.tokens += len(live)
             for index in sorted(live):
                 if index in self.stopped.get(request_id, ()):
                     live.discard(index)

@@ -29,6 +29,7 @@ class Serving:
     client: httpx.AsyncClient
     nursery: trio.Nursery
     stopped: trio.Event
+    scope: trio.CancelScope
 
     @property
     def port(self) -> int:
@@ -58,15 +59,16 @@ async def serving(
             context_length=fake.context_length,
             snapshot=lambda: LoadSnapshot(len(fake.open), 0, 0, 0.0, False),
         )
-        stopped = trio.Event()
+        stopped, scope = trio.Event(), trio.CancelScope()
 
         async def run(*, task_status: Any) -> None:
-            await serve_http(state, config, task_status=task_status)
+            with scope:
+                await serve_http(state, config, task_status=task_status)
             stopped.set()
 
         urls = await nursery.start(run)
         async with httpx.AsyncClient(base_url=urls[0], timeout=30) as client:
-            yield Serving(urls[0], state, fake, client, nursery, stopped)
+            yield Serving(urls[0], state, fake, client, nursery, stopped, scope)
         state.shutdown.set()
         fake.cancel_all(_closing())
         await stopped.wait()

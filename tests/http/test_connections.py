@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from typing import Any
 
 import pytest
 import trio
@@ -243,6 +244,42 @@ async def test_shutdown_ends_what_outlasts_the_drain_with_an_error_event() -> No
             *_, last = [line async for line in lines if line]
             assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
         await server.stopped.wait()
+
+
+async def test_server_that_is_cancelled_tells_every_client_and_waits_for_none() -> None:
+    """A crash, or a second signal: also with a client that never reads, whatever the write time-out."""
+    engine = {"reply": endless, "pace": slowly}
+    async with serving(engine=engine, write_timeout_s=600) as server:
+        answers: dict[str, tuple[int, str]] = {}
+
+        async def ask(name: str, path: str, body: dict[str, Any] | None = None) -> None:
+            answer = await server.client.request("GET" if body is None else "POST", path, json=body)
+            answers[name] = (answer.status_code, answer.text)
+
+        job = (await server.post("/submit", {"prompt": "abc", "max_tokens": 4000})).json()["id"]
+        async with trio.open_nursery() as clients:
+            reader = await clients.start(stuck, server)
+            clients.start_soon(ask, "whole", "/v1/completions", {**STREAM, "stream": False})
+            clients.start_soon(ask, "stream", "/v1/completions", STREAM)
+            clients.start_soon(ask, "poll", f"/v1/jobs/{job}?wait=60")
+            clients.start_soon(ask, "events", f"/v1/jobs/{job}/events")
+            await server.engine.until_open(4)
+            await server.engine.until_tokens(10_000)
+            server.scope.cancel()
+            await server.stopped.wait()
+            reader.cancel()
+        for name, status in (("whole", 503), ("poll", 503), ("stream", 200), ("events", 200)):
+            assert answers[name][0] == status
+            assert '"code":"unavailable"' in answers[name][1]
+
+
+async def stuck(server: Serving, *, task_status: Any) -> None:
+    """A client that asks for more than the sockets hold and reads nothing."""
+    with trio.CancelScope() as scope:
+        async with open_wire_client("127.0.0.1", server.port, receive_buffer=4096) as client:
+            await client.send(post("/v1/completions", BULKY))
+            task_status.started(scope)
+            await trio.sleep_forever()
 
 
 async def test_draining_server_answers_503_on_kept_connections() -> None:
