@@ -67,12 +67,16 @@ def test_a_token_that_model_or_tokenizer_calls_the_end_is_one() -> None:
 def test_http_options_reach_http() -> None:
     settings = replace(
         SETTINGS, host="::1", allow_remote=True, body_limit=5, body_timeout_s=4.0, write_timeout_s=3.0,
-        keep_alive_s=2.0, drain_timeout_s=1.0,
+        keep_alive_s=2.0, header_timeout_s=6.0, max_connections=7, max_prompts=8, max_jobs=9,
+        job_memory=10, job_ttl_s=11.0, idempotency_ttl_s=12.0, drain_timeout_s=1.0,
     )  # fmt: skip
     config = server.http_config(settings)
     assert (config.host, config.port, config.allow_remote, config.body_limit) == ("::1", 0, True, 5)
     assert (config.body_timeout_s, config.write_timeout_s) == (4.0, 3.0)
     assert (config.keep_alive_s, config.drain_timeout_s) == (2.0, 1.0)
+    assert (config.header_timeout_s, config.max_connections, config.max_prompts) == (6.0, 7, 8)
+    assert (config.max_jobs, config.job_bytes, config.job_ttl_s) == (9, 10, 11.0)
+    assert config.idempotency_ttl_s == 12.0
 
 
 def test_log_format_is_console_only_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -32,6 +33,7 @@ def serve(config_file: Path | None, **flags: object) -> None:
     outcome.
     """
     settings = configuration_from(config_file, flags).settings
+    _check_port(settings.host, settings.port)
     # Late: these import torch, which --help and a mistyped option should not wait for.
     from pyserve import server
     from pyserve.loading import load_model
@@ -50,6 +52,19 @@ def serve(config_file: Path | None, **flags: object) -> None:
             raise _told(leaves[0]) from None
         structlog.get_logger("pyserve").critical("the server has crashed", exc_info=group)
         sys.exit(1)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Fails now where the port is taken, not after a model has been loaded for nothing."""
+    try:
+        listener = socket.create_server((host, port), family=_family(host))
+    except OSError as error:
+        raise _told(error) from None
+    listener.close()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
 def _announce(console: Console, log_format: str, started: Started) -> None:

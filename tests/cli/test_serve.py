@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ INFO = ModelInfo("tiny", 64, 1000, 8, (1,), "float32", "Q8_0", 1_500_000, 3 << 2
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PYSERVE_PORT", "0")
     tokenizer: Any = SimpleNamespace(eos_token_ids=())
     backend: Any = SimpleNamespace(info=INFO, close=lambda: None)
     kv = KvPlan(num_blocks=10, block_size=16, block_bytes=256, context_length=160)
@@ -36,6 +38,17 @@ def run(monkeypatch: pytest.MonkeyPatch, error: BaseException | None, *arguments
 
     monkeypatch.setattr(server, "serve", serve)
     return CliRunner().invoke(pyserve, ["serve", *arguments])
+
+
+def test_taken_port_is_seen_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(settings: Any) -> loading.Loaded:
+        raise AssertionError("loaded for nothing")
+
+    monkeypatch.setattr(loading, "load_model", load)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run(monkeypatch, None, "--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 1
+    assert "cannot listen" in result.stderr
 
 
 def test_banner_says_what_was_loaded_and_where(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import httpx
 
 from pyserve.testing.streams import open_wire_client
 from tests.http.serving import serving
-from tests.http.test_generation import endless, events_of
+from tests.http.test_generation import endless, events_of, slowly
 
 
 async def test_the_same_answers_over_http2() -> None:
@@ -26,7 +26,7 @@ async def test_the_same_answers_over_http2() -> None:
 
 async def test_http2_client_whose_window_is_used_up_is_given_up() -> None:
     async with (
-        serving(engine={"reply": endless}, write_timeout_s=0.1) as server,
+        serving(engine={"reply": endless, "pace": slowly}, write_timeout_s=0.1) as server,
         open_wire_client("127.0.0.1", server.port) as client,
     ):
         wire = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))

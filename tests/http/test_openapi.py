@@ -59,7 +59,7 @@ def explore(server: Serving) -> None:
             continue  # ends with its job; no job of a made-up id exists
 
         @hypothesis.settings(
-            max_examples=12,
+            max_examples=5,
             deadline=None,
             database=None,
             derandomize=True,
