@@ -130,7 +130,9 @@ class Settings:
     )
     keep_alive_s: float = _http(number(above=0), 5.0, "Time an idle connection is kept.")
     max_connections: int = _http(natural(), 4096, "Connections at once; more get 503.")
-    max_prompts: int = _http(natural(), 256, "Prompts or embedding inputs in one request.")
+    max_prompts: int = _http(
+        natural(), 256, "Prompts (times n) or embedding inputs in one request."
+    )
     max_jobs: int = _http(
         natural(), 4096, "Jobs that are kept; the oldest finished make room for new ones."
     )

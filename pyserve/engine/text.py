@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pyserve.core.events import FinishReason, Token
-from pyserve.engine.stop_strings import StopMatcher
+from pyserve.engine.stop_strings import StopMatcher, StopStrings
 from pyserve.models.tokenizer import Tokenizer
 
 
@@ -55,7 +55,7 @@ class TextAssembler:
         self,
         tokenizer: Tokenizer,
         *,
-        stop: Sequence[str] = (),
+        stop: StopStrings | Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         stop_token_ids: Collection[int] = (),

@@ -14,8 +14,8 @@ class HttpConfig:
     idle connection. ``write_timeout_s``: a client that accepts no byte for so long is cut off and its
     request cancelled. ``drain_timeout_s``: how long running requests may go on after shutdown was asked for,
     and ``close_timeout_s`` how long their last bytes may take after that. ``max_prompts`` bounds a list of
-    prompts or embedding inputs. ``max_jobs``/``job_bytes``: what the in-memory job store keeps, the oldest
-    finished go first; ``idempotency_*``: the same for remembered answers.
+    prompts (times ``n``) or embedding inputs. ``max_jobs``/``job_bytes``: what the in-memory job store
+    keeps, the oldest finished go first; ``idempotency_*``: the same for remembered answers.
     """
 
     host: str = "127.0.0.1"

@@ -106,7 +106,7 @@ async def generate(
 def _choice(state: ServerState, work: Work, index: int) -> _Choice:
     assembler = state.assembler(
         state.tokenizer,
-        stop=work.stop,
+        stop=work.stop or (),
         include_stop=work.include_stop,
         skip_special_tokens=work.skip_special_tokens,
         min_tokens=work.specs[0].sampling.min_tokens,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pyserve.core.events import ChoiceFinished, Embedding, Started, Token
 from pyserve.core.spec import RequestSpec
+from pyserve.engine.stop_strings import StopStrings
 from pyserve.errors import RequestError
 
 StreamEvent = Started | Token | Embedding | ChoiceFinished
@@ -141,7 +142,7 @@ class AssemblerFactory(Protocol):
         self,
         tokenizer: Any,
         *,
-        stop: tuple[str, ...] = (),
+        stop: StopStrings | tuple[str, ...] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,

@@ -32,6 +32,8 @@ async def prepare_completion(
         special=body.add_special_tokens is not False,
         limit=max_prompts,
     )
+    if len(prompts) * (body.n or 1) > max_prompts:
+        raise InvalidRequest(f"n times the prompts may be at most {max_prompts}", param="n")
     answer_id = new_id("cmpl")
     work = build_work(
         state,

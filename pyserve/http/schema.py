@@ -82,7 +82,10 @@ class Sampling(Scheduling, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     min_tokens: NonNegativeInt | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=1024)]
+        | None
+    ) = None
 
 
 class Generation(Sampling, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import trio
 
 from pyserve.core.spec import RequestSpec, SamplingParams
+from pyserve.engine.stop_strings import StopStrings
 from pyserve.errors import ContextLengthExceeded, InvalidRequest
 from pyserve.http.auth import ApiKey
 from pyserve.http.errors import ModelNotFound, Unsupported
@@ -23,7 +24,7 @@ T = TypeVar("T")
 _NUMERAL = re.compile(
     "0|[1-9][0-9]{0,9}"
 )  # one way to write each number, so that no key is there twice
-_THREAD_CHARS = 16_384  # beyond this, tokenising would hold the loop for milliseconds
+_THREAD_CHARS = 4096  # beyond this, tokenising would hold the loop for milliseconds
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 _RESERVED_EXTRAS = frozenset(
     ("self", "messages", "add_generation_prompt")
@@ -36,7 +37,7 @@ class Work:
     """One or more engine requests that make one answer. Choice ``p * n + i`` is sequence i of prompt p."""
 
     specs: tuple[RequestSpec, ...]
-    stop: tuple[str, ...] = ()
+    stop: StopStrings | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
 
@@ -82,23 +83,20 @@ async def encode_prompts(
         prompts = prompt
     if len(prompts) > limit:
         raise InvalidRequest(f"at most {limit} prompts in one request", param=field)
-    encoded = []
-    for item in prompts:
-        if isinstance(item, str):
-            encoded.append(await _encode(state, item, special))
-        elif isinstance(item, list) and all(isinstance(token, int) for token in item):
-            encoded.append(item)
-        else:
-            raise InvalidRequest("strings and token ids must not be mixed", param=field)
-        _check_ids(state, encoded[-1], field, output)
+    if any(isinstance(item, int) for item in prompts):
+        raise InvalidRequest("strings and token ids must not be mixed", param=field)
+
+    def encode() -> list[list[int]]:
+        text_ids = state.tokenizer.encode
+        return [
+            text_ids(item, add_special_tokens=special) if isinstance(item, str) else item
+            for item in prompts
+        ]
+
+    encoded = await off_loop(encode, sum(len(item) for item in prompts if isinstance(item, str)))
+    for ids in encoded:
+        _check_ids(state, ids, field, output)
     return encoded
-
-
-async def _encode(state: ServerState, text: str, special: bool) -> list[int]:
-    def encode() -> list[int]:
-        return state.tokenizer.encode(text, add_special_tokens=special)
-
-    return await off_loop(encode, len(text))
 
 
 async def encode_chat(
@@ -208,8 +206,8 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, 
     return tuple(pairs)
 
 
-def stop_strings(body: Sampling) -> tuple[str, ...]:
-    """The stop strings, none of them empty."""
+def stop_strings(body: Sampling) -> StopStrings | None:
+    """The stop strings, none of them empty; None where there are none."""
     stop = (
         ()
         if body.stop is None
@@ -221,7 +219,7 @@ def stop_strings(body: Sampling) -> tuple[str, ...]:
         raise InvalidRequest("a stop string must not be empty", param="stop")
     if any(len(text) > 1024 for text in stop):
         raise InvalidRequest("a stop string may have at most 1024 characters", param="stop")
-    return stop
+    return StopStrings(stop) if stop else None
 
 
 def build_work(

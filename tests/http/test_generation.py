@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import threading
 from typing import Any
 
 import httpx
@@ -10,8 +11,9 @@ import pytest
 import trio
 
 from pyserve.core.spec import RequestSpec
+from pyserve.engine.stop_strings import StopStrings
 from pyserve.errors import DeadlineExceeded, StepFailed
-from tests.http.fakes import CharTokenizer, FakeEngine
+from tests.http.fakes import CharTokenizer, FakeAssembler, FakeEngine
 from tests.http.serving import Serving, serving
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -329,3 +331,42 @@ async def test_timeout_counts_from_arrival_not_from_when_the_text_is_tokenised(
     async with serving() as server:
         await server.post(path, {**body, "timeout_ms": 1000})
         assert server.engine.seen[-1].deadline_s == pytest.approx(101.0, abs=0.5)
+
+
+async def test_choices_share_the_automaton_of_their_stop_strings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One each would cost a client's stop strings n times, on everybody's event loop."""
+    given: list[object] = []
+    make = FakeAssembler.__init__
+
+    def spy(self: FakeAssembler, tokenizer: CharTokenizer, **options: Any) -> None:
+        given.append(options["stop"])
+        make(self, tokenizer, **options)
+
+    monkeypatch.setattr(FakeAssembler, "__init__", spy)
+    async with serving() as server:
+        body = {"prompt": ["ab", "cd"], "n": 3, "stop": ["B", "D"], "max_tokens": 2}
+        answer = await server.post("/v1/completions", body)
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["A"] * 3 + ["C"] * 3
+    assert len(given) == 6
+    assert all(isinstance(stop, StopStrings) and stop is given[0] for stop in given)
+
+
+async def test_long_text_is_tokenised_in_a_thread_also_in_many_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: set[int] = set()
+
+    def encode(self: CharTokenizer, text: Any, **options: Any) -> list[int]:
+        threads.add(threading.get_ident())
+        return [65]
+
+    monkeypatch.setattr(CharTokenizer, "encode", encode)
+    async with serving() as server:
+        await server.post("/v1/completions", {"prompt": "a"})
+        assert threads == {threading.get_ident()}
+        threads.clear()
+        for prompt in ("a" * 20_000, ["a" * 100] * 200):
+            await server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})
+        assert threading.get_ident() not in threads

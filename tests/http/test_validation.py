@@ -37,6 +37,7 @@ async def error_of(server: Serving, path: str, body: Any) -> tuple[int, dict[str
         ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "logit_bias": {"01": 1}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"prompt": "x", "repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"prompt": "x", "priority": "high"}, "priority"),
         ({"prompt": "x", "timeout_ms": 0}, "timeout_ms"),
@@ -51,6 +52,7 @@ async def error_of(server: Serving, path: str, body: Any) -> tuple[int, dict[str
         ({"prompt": 5}, "prompt"),
         ({}, "prompt"),
         ({"prompt": ["x"] * 257}, "prompt"),
+        ({"prompt": ["x"] * 3, "n": 100}, "n"),
     ],
 )  # fmt: skip
 async def test_a_wrong_value_is_a_400_that_names_its_field(body: Any, param: str) -> None:
