@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from contextlib import aclosing, suppress
+from functools import partial
 
 import structlog
 import trio
@@ -22,11 +23,13 @@ from pyserve.http.app import build_app
 from pyserve.http.auth import KeyRing
 from pyserve.http.config import HttpConfig
 from pyserve.http.errors import error_body
+from pyserve.http.listen import accept_all, allow_files
 from pyserve.http.state import ServerState
 from pyserve.http.tcp import Connection
 
 _log = structlog.get_logger("pyserve.http")
 _LAST_WORDS_S = 0.25
+_OTHER_FILES = 256  # open beside the connections: weights, libraries, standard streams
 _FULL = error_body(Unavailable("too many connections"))
 
 
@@ -42,6 +45,7 @@ async def serve_http(
     OSError where it cannot listen.
     """
     refuse_exposure(state.keys, config)
+    allow_files(config.max_connections + _OTHER_FILES)
     listeners = await trio.open_tcp_listeners(config.port, host=config.host, backlog=config.backlog)
     async with trio.open_nursery() as nursery:
         app = await build_app(state, config, nursery)
@@ -89,7 +93,10 @@ class _Server:
         async with trio.open_nursery() as connections:
             with trio.CancelScope() as scope:
                 task_status.started(scope)
-                await trio.serve_listeners(self._serve, listeners, handler_nursery=connections)
+                take = partial(self._take, connections)
+                async with trio.open_nursery() as accepting:
+                    for listener in listeners:
+                        accepting.start_soon(accept_all, listener, take)
 
     async def close(self, timeout_s: float) -> None:
         """Lets idle and finishing connections go, and aborts the rest after ``timeout_s``."""
@@ -100,12 +107,15 @@ class _Server:
         for connection in list(self._live):
             await connection.abort()
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    def _take(self, connections: trio.Nursery, stream: trio.SocketStream) -> None:
         if len(self._live) >= self._limits.max_connections:
-            await _refuse(stream)
+            connections.start_soon(_refuse, stream)
             return
         connection = Connection(self._app, self._hypercorn, self._limits, self._context, stream)
         self._live.add(connection)
+        connections.start_soon(self._run, connection)
+
+    async def _run(self, connection: Connection) -> None:
         try:
             await connection.run()
         finally:
