@@ -25,11 +25,13 @@ class Load:
 
     ``waiting_requests`` and ``waiting_tokens`` (prompt tokens not yet computed) are accepted and not
     started. ``prefill_tokens_per_s``: prompt tokens computed; ``starts_per_s``: requests that left the line.
+    ``prompt_token_s``: seconds that one more prompt token takes beside what runs, by the step-time model.
     """
 
     waiting_requests: int = 0
     waiting_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
+    prompt_token_s: float = 0.0
     starts_per_s: float = 0.0
 
 
@@ -205,7 +207,5 @@ def predicted_start_s(spec: RequestSpec, load: Load) -> float:
     What waits goes first, unless the request has a priority above the default: then it is assumed to
     overtake everybody, for a request that *can* be in time must not be refused.
     """
-    if load.prefill_tokens_per_s <= 0:
-        return 0.0
     ahead = load.waiting_tokens if spec.priority <= 0 else 0
-    return (ahead + len(spec.prompt)) / load.prefill_tokens_per_s
+    return (ahead + len(spec.prompt)) * load.prompt_token_s

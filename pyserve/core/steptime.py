@@ -39,6 +39,19 @@ class StepTimeStatistics:
     output_tokens_per_s: float
     starts_per_s: float
 
+    def prompt_token_s(self, decode_sequences: int, max_prefill_s: float) -> float:
+        """Seconds for one more prompt token beside ``decode_sequences``; 0 while nothing is measured.
+
+        While anyone decodes, prefill gets no more than ``max_prefill_s`` of each step, and the rest of it is
+        on top. Not from the measured speed: that of a few short prompts says nothing about a long one.
+        """
+        if not self.steps:
+            return 0.0
+        share = 1.0
+        if decode_sequences:
+            share += (self.base_s + decode_sequences * self.decode_sequence_s) / max_prefill_s
+        return self.prefill_token_s * share
+
 
 class Speed:
     """An amount per second of busy time, over the last hundred steps or so."""

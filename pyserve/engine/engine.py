@@ -136,11 +136,15 @@ class Engine:
 
     def load(self) -> Load:
         """What admission looks at: what waits and runs, and how fast it goes."""
-        speeds = self._loop.statistics.scheduler.steptime
+        scheduler = self._loop.statistics.scheduler
+        speeds = scheduler.steptime
         return Load(
             waiting_requests=self._register.unstarted_requests,
             waiting_tokens=self._register.unstarted_tokens,
             prefill_tokens_per_s=speeds.prefill_tokens_per_s,
+            prompt_token_s=speeds.prompt_token_s(
+                scheduler.decode_sequences, self._config.scheduler.max_prefill_s
+            ),
             starts_per_s=speeds.starts_per_s,
         )
 

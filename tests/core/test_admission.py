@@ -61,7 +61,7 @@ def test_deadline_that_has_passed_is_refused_not_clamped() -> None:
 
 
 def test_deadline_that_cannot_be_met_at_the_measured_speed_is_refused() -> None:
-    load = Load(waiting_requests=3, waiting_tokens=400, prefill_tokens_per_s=100)
+    load = Load(waiting_requests=3, waiting_tokens=400, prompt_token_s=0.01)
     admission = Admission(CONFIG)
     with pytest.raises(DeadlineExceeded, match=r"about 5\.0 s") as caught:
         admission.admit(make_spec(100, deadline_s=4.0), 0.0, load)

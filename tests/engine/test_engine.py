@@ -298,3 +298,13 @@ async def test_stalled_step_makes_it_not_ready(autojump_clock: MockClock) -> Non
         assert engine.ready
         await trio.sleep(31)
         assert not engine.ready
+
+
+async def test_slow_short_prompts_do_not_get_a_long_one_refused(autojump_clock: MockClock) -> None:
+    cost = StepCost(base_s=0.05, prefill_token_s=0.0001)
+    async with open_scripted_engine(ScriptedBackend(cost=cost)) as engine:
+        await collect(
+            engine, make_spec([1, 2], max_tokens=1)
+        )  # 40 tokens/s, nearly all of it overhead
+        spec = make_spec([3] * 100, max_tokens=1, deadline_s=engine.now() + 1.0)
+        assert len((await collect(engine, spec)).tokens[0]) == 1
