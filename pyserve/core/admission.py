@@ -73,7 +73,7 @@ def check_fits(spec: RequestSpec, config: SchedulerConfig) -> None:
     if total <= most:
         return
     where = (
-        "the model's context"
+        "the context length served here"
         if total > config.context_length
         else "what the KV cache of this server holds for one request"
     )

@@ -157,7 +157,7 @@ def _check_ids(state: ServerState, ids: Sequence[int], field: str, output: int =
     if len(ids) + output > state.context_length:
         included = ", output included" if output else ""
         raise ContextLengthExceeded(
-            f"the prompt has {len(ids)} tokens, the model's context is "
+            f"the prompt has {len(ids)} tokens, the context length served here is "
             f"{state.context_length} tokens{included}",
             param=field,
         )
