@@ -15,7 +15,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-_BURST = 64  # connections taken in one turn of the loop
+_BURST = 16  # connections taken in one turn of the loop: each brings milliseconds of work
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
 _EXHAUSTED_WAIT_S = 0.1
 _log = structlog.get_logger("pyserve.http")
