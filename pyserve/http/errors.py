@@ -105,8 +105,14 @@ class InternalError(RequestError):
 
 def error_body(error: RequestError) -> bytes:
     """OpenAI's error body as JSON."""
-    detail = ErrorDetail(error.message, error.type, error.param, error.code)
+    param = None if error.param is None else _as_unicode(error.param)
+    detail = ErrorDetail(_as_unicode(error.message), error.type, param, error.code)
     return msgspec.json.encode(ErrorBody(detail))
+
+
+def _as_unicode(text: str) -> str:
+    """Without unpaired surrogates, which what a client sent may hold and JSON cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:

@@ -83,7 +83,7 @@ async def encode_prompts(
         prompts = prompt
     if len(prompts) > limit:
         raise InvalidRequest(f"at most {limit} prompts in one request", param=field)
-    if any(isinstance(item, int) for item in prompts):
+    if not all(isinstance(item, str) or _are_ids(item) for item in prompts):
         raise InvalidRequest("strings and token ids must not be mixed", param=field)
 
     def encode() -> list[list[int]]:
@@ -97,6 +97,10 @@ async def encode_prompts(
     for ids in encoded:
         _check_ids(state, ids, field, output)
     return encoded
+
+
+def _are_ids(item: object) -> bool:
+    return isinstance(item, list) and all(isinstance(token, int) for token in item)
 
 
 async def encode_chat(
