@@ -1,6 +1,7 @@
 """Speed of whole forward passes on random weights in SmolLM2-135M's shape.
 
-python bench/kernels/decoder.py [--threads N] [--isa avx512] [--dtype float32] [--context 128]
+python bench/kernels/decoder.py [--threads N] [--isa avx512] [--dtype float32] [--weights Q4_1]
+    [--context 128]
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import time
 
 import torch
+from linear import BLOCK_BYTES, random_blocks
 
 from pyserve._C import Decoder, get_num_threads, set_num_threads
 from pyserve.models.config import DecoderConfig, RopeConfig
@@ -42,10 +44,20 @@ CONFIG = DecoderConfig(
 )
 
 
-def load_random(decoder: Decoder) -> None:
-    """Fills every weight with small random numbers."""
+def load_random(decoder: Decoder, weights: str) -> None:
+    """Fills every weight with small random numbers; ``weights`` is "dense" or a GGUF type of the layers.
+
+    With the latter, embedding and head are Q8_0, as in the default model.
+    """
     c = CONFIG
-    decoder.load("embed.weight", torch.randn(c.vocab_size, c.hidden_size) * 0.02)
+
+    def load(name: str, out: int, depth: int, kind: str) -> None:
+        if weights == "dense":
+            decoder.load(name, torch.randn(out, depth) * 0.02)
+        else:
+            decoder.load_blocks(name, kind, random_blocks(kind, out, depth))
+
+    load("embed.weight", c.vocab_size, c.hidden_size, "Q8_0")
     decoder.load("final_norm.weight", torch.ones(c.hidden_size))
     for i in range(c.num_layers):
         for name, out, depth in (
@@ -57,7 +69,7 @@ def load_random(decoder: Decoder) -> None:
             ("up", c.intermediate_size, c.hidden_size),
             ("down", c.hidden_size, c.intermediate_size),
         ):
-            decoder.load(f"layers.{i}.{name}.weight", torch.randn(out, depth) * 0.02)
+            load(f"layers.{i}.{name}.weight", out, depth, weights)
         for name in ("attn_norm", "mlp_norm"):
             decoder.load(f"layers.{i}.{name}.weight", torch.ones(c.hidden_size))
     decoder.seal()
@@ -100,15 +112,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=get_num_threads())
     parser.add_argument("--isa", default="")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--weights", default="dense", choices=["dense", *BLOCK_BYTES])
     parser.add_argument("--context", type=int, default=128)
     args = parser.parse_args()
     set_num_threads(args.threads)
     # With one thread its own time tells what the kernels take, whatever else the machine runs.
     clock = time.CLOCK_THREAD_CPUTIME_ID if args.threads == 1 else time.CLOCK_MONOTONIC
     decoder = Decoder(CONFIG.as_dict(), args.dtype, args.isa)
-    load_random(decoder)
+    load_random(decoder, args.weights)
     decoder.allocate_kv(64 * (args.context // BLOCK + 33), BLOCK)
-    print(f"{decoder.isa}, {args.dtype}, {args.threads} threads, context {args.context}")
+    print(
+        f"{decoder.isa}, {args.weights} weights, {args.dtype}, {args.threads} threads, context {args.context}"
+    )
     one = 0.0
     for sequences in (1, 4, 16, 64):
         seconds = step_seconds(decoder, sequences, 1, args.context, clock)

@@ -1,4 +1,4 @@
-// The kernels for x86-64 processors with AVX2 and FMA.
+// The kernels for x86-64 processors with AVX2, FMA and F16C.
 #if defined(__x86_64__)
 // Standard headers come before the target is widened: their inline functions must stay portable,
 // for the linker keeps one copy of each for the whole extension.
@@ -16,13 +16,14 @@
 #define PYSERVE_DEPTH_BLOCK 256
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 
 #include "kernels/isa_table.h"
+#include "kernels/quant_gemm.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -33,7 +34,11 @@
 namespace pyserve {
 
 const Kernels& avx2_kernels() {
-  static const Kernels kernels = avx2::table("avx2");
+  static const Kernels kernels = [] {
+    Kernels table = avx2::table("avx2");
+    avx2::set_quant_gemm(table);
+    return table;
+  }();
   return kernels;
 }
 

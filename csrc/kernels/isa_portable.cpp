@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/bf16.h"
+#include "kernels/half.h"
 #include "kernels/kernels.h"
 
 #define PYSERVE_ISA portable
@@ -15,11 +16,16 @@
 #define PYSERVE_DEPTH_BLOCK 128
 
 #include "kernels/isa_table.h"
+#include "kernels/quant_gemm.h"
 
 namespace pyserve {
 
 const Kernels& portable_kernels() {
-  static const Kernels kernels = portable::table("portable");
+  static const Kernels kernels = [] {
+    Kernels table = portable::table("portable");
+    portable::set_quant_gemm(table);
+    return table;
+  }();
   return kernels;
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/attention.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
+#include "kernels/quantize.h"
 #include "kernels/softmax.h"
 
 namespace pyserve::PYSERVE_ISA {
@@ -19,6 +20,8 @@ inline Kernels table(const char* name) {
       .panel_columns = kPanelColumns,
       .tile_rows = kTileRows,
       .gemm = {gemm<float>, gemm<bf16>},
+      .quant_gemm = {},  // by set_quant_gemm
+      .quantize_row = quantize_row,
       .attention = {attention<float>, attention<bf16>},
       .attention_scratch_floats = attention_scratch_floats,
       .rms_norm = rms_norm,

@@ -1,9 +1,9 @@
 // The kernels that the forward pass is made of, as one table per instruction set.
 //
-// The same source (gemm.h, attention.h, norm.h, activation.h on top of simd.h) is compiled once per
-// instruction set (isa_*.cpp). Within one instruction set every output element is computed by one
-// fixed sequence of operations, whatever else is in the batch: that is what makes results
-// batch-invariant.
+// The same source (gemm.h, quant_gemm.h, attention.h, norm.h, activation.h on top of simd.h) is
+// compiled once per instruction set (isa_*.cpp). Within one instruction set every output element is
+// computed by one fixed sequence of operations, whatever else is in the batch: that is what makes
+// results batch-invariant.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,63 @@ struct GemmArgs {
   const void* panel;
   int depth;
   const float* bias;  // panel_columns of them, or null
+  float* c;
+  std::ptrdiff_t ldc;
+  int columns;
+};
+
+// How a quantised weight is stored: GGUF's Q8_0, Q4_0 and Q4_1. With u the stored bits as an
+// unsigned integer, d a block's scale and m its minimum, a weight is d * (u - 128), d * (u - 8) or
+// d * u + m.
+enum class QuantType : int { q8_0 = 0, q4_0 = 1, q4_1 = 2 };
+
+inline constexpr int kQuantDepth = 32;    // elements along K that share a scale
+inline constexpr int kQuantColumns = 16;  // outputs that a panel interleaves
+
+constexpr int quant_offset(QuantType type) {
+  return type == QuantType::q8_0 ? 128 : type == QuantType::q4_0 ? 8 : 0;
+}
+
+// A panel of a quantised weight: the scales of all blocks, [blocks][1 or 2][columns] float16 (d,
+// and m of Q4_1), padded to 64 bytes; then the integers. Of Q8_0 those are [blocks][8][columns][4],
+// depth 4 g + j of a column at [g][column][j]; of the 4-bit types [blocks][4][columns][4], depth 4
+// g + j in the low half of [g][column][j] and depth 16 + 4 g + j in the high one. Integer dot
+// products of four neighbours thus fill one 32-bit lane a column.
+struct QuantPanel {
+  int scale_bytes;    // of one block
+  int integer_bytes;  // of one block
+
+  constexpr explicit QuantPanel(QuantType type)
+      : scale_bytes(kQuantColumns * (type == QuantType::q4_1 ? 4 : 2)),
+        integer_bytes(kQuantColumns * kQuantDepth / (type == QuantType::q8_0 ? 1 : 2)) {}
+  constexpr std::ptrdiff_t integers(int blocks) const {
+    return round_up(std::ptrdiff_t{blocks} * scale_bytes, 64);
+  }
+  constexpr std::ptrdiff_t bytes(int blocks) const {
+    return integers(blocks) + std::ptrdiff_t{blocks} * integer_bytes;
+  }
+};
+
+// 32 activations as x = scale * value, value in [-127, 127]. Where one of them is not finite, scale
+// is NaN, and so is every output that the row has a part in.
+struct QuantBlock {
+  float scale;
+  float weighted_sum;  // scale * sum
+  std::int32_t sum;    // of the values
+  std::int32_t unused;
+  std::int8_t values[kQuantDepth];
+};
+
+// c[rows, columns] = bias + a * panel, columns <= kQuantColumns. Integers within a block of 32,
+// exact; blocks are added in ascending order of depth, in float32 and the same way on every
+// instruction set that has a fused multiply-add.
+struct QuantGemmArgs {
+  const QuantBlock* a;
+  std::ptrdiff_t lda;  // in blocks
+  int rows;
+  const std::uint8_t* panel;
+  int blocks;
+  const float* bias;  // kQuantColumns of them, or null
   float* c;
   std::ptrdiff_t ldc;
   int columns;
@@ -72,6 +129,9 @@ struct Kernels {
 
   // Indexed by DType of weights, or of keys and values.
   void (*gemm[2])(const GemmArgs&);
+  void (*quant_gemm[3])(const QuantGemmArgs&);  // indexed by QuantType
+  // blocks * kQuantDepth floats to 8 bits, each block by its greatest magnitude; ties to even.
+  void (*quantize_row)(const float* x, int blocks, QuantBlock* out);
   void (*attention[2])(const AttentionArgs&, const AttentionTile&, float* scratch);
   std::size_t (*attention_scratch_floats)(const AttentionArgs&, int max_tile_tokens);
 
@@ -108,6 +168,7 @@ const Kernels& portable_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+void set_quant_gemm_vnni(Kernels& kernels);  // isa_avx512_vnni.cpp
 #endif
 
 }  // namespace pyserve

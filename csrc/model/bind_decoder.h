@@ -76,6 +76,29 @@ inline void load_weight(Decoder& decoder, const std::string& name, const at::Ten
   decoder.load(name, {data.sizes().data(), data.sizes().size()}, data.const_data_ptr<float>());
 }
 
+// blocks uint8 [rows, columns / 32 * bytes of a block]; the shape in elements.
+struct StoredBlocks {
+  QuantType type;
+  at::Tensor bytes;
+  std::array<std::int64_t, 2> shape;
+};
+
+inline StoredBlocks stored_blocks(const std::string& type, const at::Tensor& blocks) {
+  const auto known = quant_type_named(type);
+  TORCH_CHECK_VALUE(known.has_value(), "no kernels for weights in ", type);
+  TORCH_CHECK_VALUE(blocks.dim() == 2 && blocks.scalar_type() == at::kByte,
+                    "blocks must be uint8 [rows, bytes]");
+  const int bytes = stored_block_bytes(*known);
+  TORCH_CHECK_VALUE(blocks.size(1) % bytes == 0, "rows are no whole number of ", type, " blocks");
+  return {*known, blocks.contiguous(), {blocks.size(0), blocks.size(1) / bytes * kQuantDepth}};
+}
+
+inline void load_blocks(Decoder& decoder, const std::string& name, const std::string& type,
+                        const at::Tensor& blocks) {
+  const StoredBlocks stored = stored_blocks(type, blocks);
+  decoder.load(name, stored.shape, stored.type, stored.bytes.const_data_ptr<std::uint8_t>());
+}
+
 inline std::pair<at::Tensor, at::Tensor> decoder_forward(
     Decoder& decoder, const at::Tensor& input_ids, const at::Tensor& positions,
     const at::Tensor& cu_seqlens, const at::Tensor& context_lens, const at::Tensor& slot_mapping,
@@ -98,22 +121,40 @@ inline std::pair<at::Tensor, at::Tensor> decoder_forward(
   return {logits, hidden};
 }
 
-inline std::unique_ptr<Linear> make_linear(const at::Tensor& weight, const std::string& dtype,
-                                           const std::string& isa) {
+inline std::unique_ptr<Projection> make_linear(const at::Tensor& weight, const std::string& dtype,
+                                               const std::string& isa) {
   TORCH_CHECK_VALUE(weight.dim() == 2, "weight must be [out, in]");
   const at::Tensor data = weight.to(at::kCPU, at::kFloat).contiguous();
   const int out = static_cast<int>(data.size(0)), in = static_cast<int>(data.size(1));
-  auto linear = std::make_unique<Linear>(kernels_for(isa), dtype_named(dtype), out, in);
+  auto linear = std::make_unique<Projection>(kernels_for(isa), dtype_named(dtype), out, in);
   linear->pack(shared_pool(), data.const_data_ptr<float>(), out, 0);
   return linear;
 }
 
-inline at::Tensor apply_linear(const Linear& linear, const at::Tensor& x) {
+inline std::unique_ptr<Projection> make_quantized_linear(const std::string& type,
+                                                         const at::Tensor& blocks,
+                                                         const std::string& isa) {
+  const StoredBlocks stored = stored_blocks(type, blocks);
+  const int out = static_cast<int>(stored.shape[0]), in = static_cast<int>(stored.shape[1]);
+  auto linear = std::make_unique<Projection>(kernels_for(isa), DType::float32, out, in);
+  linear->pack(shared_pool(), stored.type, stored.bytes.const_data_ptr<std::uint8_t>(), out, 0);
+  return linear;
+}
+
+inline at::Tensor apply_linear(const Projection& linear, const at::Tensor& x) {
   const auto from = span_of<float>(x, "x", 2);
   TORCH_CHECK_VALUE(x.size(1) == linear.in(), "x must be [rows, ", linear.in(), "]");
   at::Tensor y = at::empty({x.size(0), linear.out()}, at::kFloat);
+  QuantizedRows work;
   linear.apply(shared_pool(), from.data(), linear.in(), static_cast<int>(x.size(0)),
-               y.mutable_data_ptr<float>(), linear.out());
+               y.mutable_data_ptr<float>(), linear.out(), work);
+  return y;
+}
+
+inline at::Tensor read_linear_row(const Projection& linear, std::int64_t row) {
+  TORCH_CHECK_VALUE(0 <= row && row < linear.out(), "row ", row, " of ", linear.out());
+  at::Tensor y = at::empty({linear.in()}, at::kFloat);
+  linear.read_row(static_cast<int>(row), y.mutable_data_ptr<float>());
   return y;
 }
 
@@ -135,15 +176,20 @@ inline void bind_model(py::module_& m) {
       },
       "Instruction sets that this build and this processor have, slowest first.");
   m.def("has_bfloat16", &has_bfloat16, "Whether the processor has bfloat16 dot products (x86).");
-  py::class_<Linear>(m, "Linear",
-                     R"(A linear layer's weight [out, in], packed for one instruction set.
+  py::class_<Projection>(m, "Linear",
+                         R"(A linear layer's weight [out, in], packed for one instruction set.
 
 The decoder's matrix product by itself, for tests and measurements.)")
       .def(py::init(&make_linear), no_gil, py::arg("weight"), py::arg("dtype") = "float32",
            py::arg("isa") = "")
+      .def_static("from_blocks", &make_quantized_linear, no_gil, py::arg("kind"), py::arg("blocks"),
+                  py::arg("isa") = "",
+                  "A weight that stays quantised: GGUF's Q8_0, Q4_0 or Q4_1, uint8 [out, bytes].")
       .def("apply", &apply_linear, no_gil, py::arg("x"),
            "x W^T for float32 x [rows, in], float32 [rows, out]; a row's bits depend on it alone.")
-      .def_property_readonly("bytes", &Linear::bytes);
+      .def("read_row", &read_linear_row, no_gil, py::arg("row"),
+           "One row of the weight as float32 [in].")
+      .def_property_readonly("bytes", &Projection::bytes);
   py::class_<Decoder>(m, "Decoder",
                       R"(A decoder-only transformer on the CPU, with its paged KV cache.
 
@@ -156,6 +202,10 @@ wherever its blocks lie. One thread at a time.)")
       .def("load", &load_weight, no_gil, py::arg("name"), py::arg("tensor"),
            "Copies one weight in, by canonical name (pyserve.models.config). ValueError: wrong "
            "shape.")
+      .def(
+          "load_blocks", &load_blocks, no_gil, py::arg("name"), py::arg("kind"), py::arg("blocks"),
+          "The same for a matrix in GGUF's Q8_0, Q4_0 or Q4_1, uint8 [rows, bytes of a row], which "
+          "stays quantised: products quantise their other side to 8 bits by token and 32 depths.")
       .def("seal", &Decoder::seal, "Ends loading. ValueError lists missing and unexpected names.")
       .def("allocate_kv", &Decoder::allocate_kv, no_gil, py::arg("num_blocks"),
            py::arg("block_size"), "Replaces the KV storage by an empty one. MemoryError: no room.")

@@ -30,6 +30,12 @@ void Decoder::load(const std::string& name, std::span<const std::int64_t> shape,
   weights_.load(name, shape, data);
 }
 
+void Decoder::load(const std::string& name, std::span<const std::int64_t> shape, QuantType type,
+                   const std::uint8_t* blocks) {
+  if (sealed_) throw std::logic_error("the weights are sealed: " + name + " comes too late");
+  weights_.load(name, shape, type, blocks);
+}
+
 void Decoder::seal() {
   weights_.check();
   sealed_ = true;
@@ -193,10 +199,11 @@ void Decoder::attention_layer(const StepInput& step, int layer) {
   const int tokens = static_cast<int>(step.input_ids.size());
   ThreadPool& pool = shared_pool();
   normalize(w.attn_norm, tokens, normed_);
-  w.qkv.apply(pool, normed_.begin(), normed_.stride, tokens, qkv_.begin(), qkv_.stride);
+  w.qkv.apply(pool, normed_.begin(), normed_.stride, tokens, qkv_.begin(), qkv_.stride, quantized_);
   for_rows(tokens, 4 * w.qkv.out(), [&](int token) { position_heads(step, layer, token); });
   attend(layer);
-  w.o.apply(pool, attended_.begin(), attended_.stride, tokens, sublayer_.begin(), sublayer_.stride);
+  w.o.apply(pool, attended_.begin(), attended_.stride, tokens, sublayer_.begin(), sublayer_.stride,
+            quantized_);
   add_residual(w.attn_post_norm, tokens);
 }
 
@@ -213,9 +220,11 @@ void Decoder::mlp_layer(int layer, int tokens) {
   const LayerWeights& w = weights_.layers[layer];
   ThreadPool& pool = shared_pool();
   normalize(w.mlp_norm, tokens, normed_);
-  w.gate_up.apply(pool, normed_.begin(), normed_.stride, tokens, inner_.begin(), inner_.stride);
+  w.gate_up.apply(pool, normed_.begin(), normed_.stride, tokens, inner_.begin(), inner_.stride,
+                  quantized_);
   for_rows(tokens, 4 * config_.intermediate_size, [&](int token) { activate(inner_.row(token)); });
-  w.down.apply(pool, inner_.begin(), inner_.stride, tokens, sublayer_.begin(), sublayer_.stride);
+  w.down.apply(pool, inner_.begin(), inner_.stride, tokens, sublayer_.begin(), sublayer_.stride,
+               quantized_);
   add_residual(w.mlp_post_norm, tokens);
 }
 
@@ -229,7 +238,7 @@ void Decoder::head(const StepInput& step, float* logits, float* hidden) {
     normalize_row(weights_.final_norm, residual_.row(step.logit_rows[i]), normed_.row(i));
   });
   weights_.head().apply(shared_pool(), normed_.begin(), normed_.stride, rows, logits,
-                        config_.vocab_size);
+                        config_.vocab_size, quantized_);
 }
 
 void Decoder::forward(const StepInput& step, float* logits, float* hidden) {

@@ -7,7 +7,7 @@ namespace pyserve {
 Weights::Weights(const DecoderConfig& config, DType dtype, const Kernels& kernels)
     : tied_(config.tie_embeddings) {
   const int hidden = config.hidden_size;
-  embed = Linear(kernels, dtype, config.vocab_size, hidden);
+  embed = Projection(kernels, dtype, config.vocab_size, hidden);
   add_linear("embed", embed, config.vocab_size, 0);
   slots_.erase("embed.bias");
   if (config.learned_positions)
@@ -16,7 +16,7 @@ Weights::Weights(const DecoderConfig& config, DType dtype, const Kernels& kernel
   for (int i = 0; i < config.num_layers; ++i) add_layer(i, config, dtype, kernels);
   add_norm("final_norm", final_norm, hidden, config.norm == Norm::layer);
   if (!tied_) {
-    lm_head = Linear(kernels, dtype, config.vocab_size, hidden);
+    lm_head = Projection(kernels, dtype, config.vocab_size, hidden);
     add_linear("lm_head", lm_head, config.vocab_size, 0);
     slots_.erase("lm_head.bias");
   }
@@ -39,17 +39,17 @@ void Weights::add_layer(int index, const DecoderConfig& config, DType dtype,
     add_vector(prefix + "q_norm.weight", layer.q_norm, {config.head_dim});
     add_vector(prefix + "k_norm.weight", layer.k_norm, {config.head_dim});
   }
-  layer.qkv = Linear(kernels, dtype, q + 2 * kv, hidden);
+  layer.qkv = Projection(kernels, dtype, q + 2 * kv, hidden);
   add_linear(prefix + "q", layer.qkv, q, 0);
   add_linear(prefix + "k", layer.qkv, kv, q);
   add_linear(prefix + "v", layer.qkv, kv, q + kv);
-  layer.o = Linear(kernels, dtype, hidden, q);
+  layer.o = Projection(kernels, dtype, hidden, q);
   add_linear(prefix + "o", layer.o, hidden, 0);
   const int gate = config.gated_mlp ? inner : 0;
-  layer.gate_up = Linear(kernels, dtype, gate + inner, hidden);
+  layer.gate_up = Projection(kernels, dtype, gate + inner, hidden);
   if (config.gated_mlp) add_linear(prefix + "gate", layer.gate_up, inner, 0);
   add_linear(prefix + "up", layer.gate_up, inner, gate);
-  layer.down = Linear(kernels, dtype, hidden, inner);
+  layer.down = Projection(kernels, dtype, hidden, inner);
   add_linear(prefix + "down", layer.down, hidden, 0);
 }
 
@@ -67,12 +67,16 @@ void Weights::add_norm(const std::string& name, NormWeight& norm, int size, bool
   if (bias) add_vector(name + ".bias", norm.bias, {size});
 }
 
-void Weights::add_linear(const std::string& name, Linear& linear, int rows, int at) {
-  slots_[name + ".weight"] = {.shape = {rows, linear.in()},
-                              .required = true,
-                              .copy = [&linear, rows, at](const float* from) {
-                                linear.pack(shared_pool(), from, rows, at);
-                              }};
+void Weights::add_linear(const std::string& name, Projection& linear, int rows, int at) {
+  slots_[name + ".weight"] = {
+      .shape = {rows, linear.in()},
+      .required = true,
+      .copy = [&linear, rows,
+               at](const float* from) { linear.pack(shared_pool(), from, rows, at); },
+      .copy_blocks =
+          [&linear, rows, at](QuantType type, const std::uint8_t* from) {
+            linear.pack(shared_pool(), type, from, rows, at);
+          }};
   slots_[name + ".bias"] = {
       .shape = {rows}, .required = false, .copy = [&linear, rows, at](const float* from) {
         linear.set_bias({from, static_cast<std::size_t>(rows)}, at);
@@ -90,19 +94,35 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 
 }  // namespace
 
-void Weights::load(const std::string& name, std::span<const std::int64_t> shape,
-                   const float* data) {
+Weights::Slot* Weights::slot_for(const std::string& name, std::span<const std::int64_t> shape) {
   const auto found = slots_.find(name);
   if (found == slots_.end()) {
     unexpected_.push_back(name);
-    return;
+    return nullptr;
   }
   Slot& slot = found->second;
   if (!std::equal(shape.begin(), shape.end(), slot.shape.begin(), slot.shape.end()))
     throw std::invalid_argument("weight " + name + " has shape " + shape_text(shape) +
                                 ", expected " + shape_text(slot.shape));
-  slot.copy(data);
-  slot.loaded = true;
+  return &slot;
+}
+
+void Weights::load(const std::string& name, std::span<const std::int64_t> shape,
+                   const float* data) {
+  if (Slot* slot = slot_for(name, shape)) {
+    slot->copy(data);
+    slot->loaded = true;
+  }
+}
+
+void Weights::load(const std::string& name, std::span<const std::int64_t> shape, QuantType type,
+                   const std::uint8_t* blocks) {
+  if (Slot* slot = slot_for(name, shape)) {
+    if (!slot->copy_blocks)
+      throw std::invalid_argument("weight " + name + " cannot stay quantised");
+    slot->copy_blocks(type, blocks);
+    slot->loaded = true;
+  }
 }
 
 void Weights::check() const {
@@ -124,7 +144,7 @@ std::size_t Weights::bytes() const {
   std::size_t total =
       embed.bytes() + lm_head.bytes() + positions.size() * sizeof(float) + vector_bytes(final_norm);
   for (const LayerWeights& layer : layers) {
-    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
+    for (const Projection* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
       total += linear->bytes();
     for (const NormWeight* norm :
          {&layer.attn_norm, &layer.attn_post_norm, &layer.mlp_norm, &layer.mlp_post_norm})

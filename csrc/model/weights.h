@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/linear.h"
+#include "kernels/projection.h"
 #include "model/config.h"
 
 namespace pyserve {
@@ -19,14 +19,14 @@ struct NormWeight {
 
 struct LayerWeights {
   NormWeight attn_norm;
-  Linear qkv;  // query, key and value rows, in this order
+  Projection qkv;  // query, key and value rows, in this order
   std::vector<float> q_norm;
   std::vector<float> k_norm;
-  Linear o;
+  Projection o;
   NormWeight attn_post_norm;
   NormWeight mlp_norm;
-  Linear gate_up;  // gate rows, then up rows; without a gate, up rows only
-  Linear down;
+  Projection gate_up;  // gate rows, then up rows; without a gate, up rows only
+  Projection down;
   NormWeight mlp_post_norm;
 };
 
@@ -39,13 +39,17 @@ class Weights {
   // Copies one tensor in. An unknown name is remembered for check(); a wrong shape throws
   // std::invalid_argument.
   void load(const std::string& name, std::span<const std::int64_t> shape, const float* data);
+  // The same for a matrix in a GGUF file's blocks, shape [rows, columns] in elements, which stay
+  // quantised. A weight that is not a linear layer's throws std::invalid_argument.
+  void load(const std::string& name, std::span<const std::int64_t> shape, QuantType type,
+            const std::uint8_t* blocks);
   // Throws std::invalid_argument that lists what is missing and what was not expected.
   void check() const;
   std::size_t bytes() const;
 
-  const Linear& head() const { return tied_ ? embed : lm_head; }
+  const Projection& head() const { return tied_ ? embed : lm_head; }
 
-  Linear embed;
+  Projection embed;
   std::vector<float> positions;  // [context_length, hidden], or empty
   std::vector<LayerWeights> layers;
   NormWeight final_norm;
@@ -56,15 +60,19 @@ class Weights {
     bool required;
     bool loaded = false;
     std::function<void(const float*)> copy;
+    std::function<void(QuantType, const std::uint8_t*)> copy_blocks =
+        nullptr;  // linear layers only
   };
 
+  // Null, and remembered, where the name is unknown.
+  Slot* slot_for(const std::string& name, std::span<const std::int64_t> shape);
   void add_vector(const std::string& name, std::vector<float>& to, std::vector<std::int64_t> shape);
   void add_norm(const std::string& name, NormWeight& norm, int size, bool bias);
-  void add_linear(const std::string& name, Linear& linear, int rows, int at);
+  void add_linear(const std::string& name, Projection& linear, int rows, int at);
   void add_layer(int index, const DecoderConfig& config, DType dtype, const Kernels& kernels);
 
   bool tied_;
-  Linear lm_head;
+  Projection lm_head;
   std::map<std::string, Slot> slots_;
   std::vector<std::string> unexpected_;
 };

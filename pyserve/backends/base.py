@@ -16,7 +16,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded. Sizes in bytes; ``kv_bytes_per_token`` counts keys and values of all layers."""
+    """What is loaded. Sizes in bytes; ``kv_bytes_per_token`` counts keys and values of all layers.
+
+    ``dtype`` is the compute type, of the KV cache and of every weight that does not stay quantised;
+    ``quantization`` how most of the weights are stored on disk, ``kept_quantized`` the types of those that
+    are quantised in memory too.
+    """
 
     name: str
     vocab_size: int
@@ -28,6 +33,14 @@ class ModelInfo:
     num_parameters: int
     weight_bytes: int
     kv_bytes_per_token: int
+    kept_quantized: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> str:
+        """How the weights lie in memory: "float32", or "Q4_1 and Q8_0, the rest float32"."""
+        if not self.kept_quantized:
+            return self.dtype
+        return f"{' and '.join(self.kept_quantized)}, the rest {self.dtype}"
 
 
 class PackedStep(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 from torch import Tensor
@@ -11,8 +11,11 @@ from pyserve import _C
 from pyserve.backends.base import ForwardOutput, ModelInfo, PackedStep
 from pyserve.errors import ModelError
 from pyserve.models.config import DecoderConfig
+from pyserve.models.source import QuantizedTensor
 
 ELEMENT_SIZES = {"float32": 4, "bfloat16": 2}
+KEPT_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
+"""GGUF types that the kernels multiply with as they are; others become the compute type."""
 
 
 class WeightSource(Protocol):
@@ -34,8 +37,11 @@ class WeightSource(Protocol):
     def num_parameters(self) -> int:
         """Parameters, tied ones counted once."""
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Canonical name and floating-point tensor of every weight, one at a time."""
+    def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
+        """Canonical name and floating-point tensor of every weight, one at a time.
+
+        Matrices that are stored in a type which ``keep`` names may come as they are stored.
+        """
 
 
 def default_dtype() -> str:
@@ -47,8 +53,10 @@ class NativeBackend:
     """Implements :class:`~pyserve.backends.base.Backend` on ``pyserve._C.Decoder``.
 
     Weights are copied in, packed for the processor's widest vectors; ``source`` can be closed afterwards.
-    ``dtype`` is "float32" or "bfloat16" (None: :func:`default_dtype`); ``isa`` forces an instruction set
-    ("": the best). ``progress`` is called with each weight's bytes at its source as it is taken in.
+    ``dtype`` is "float32" or "bfloat16", for all weights; None is :func:`default_dtype`, but weights in
+    :data:`KEPT_QUANTIZED` types stay as they are, and are multiplied as integers. ``isa`` forces an
+    instruction set ("": the best). ``progress`` is called with each weight's bytes at its source as it is
+    taken in.
 
     Raises :class:`~pyserve.errors.ModelError` where weights and shape do not fit, ValueError for an unknown
     dtype or instruction set, MemoryError.
@@ -62,14 +70,20 @@ class NativeBackend:
         isa: str = "",
         progress: Callable[[int], None] | None = None,
     ) -> None:
+        keep = KEPT_QUANTIZED if dtype is None else ()
         dtype = dtype or default_dtype()
         if dtype not in ELEMENT_SIZES:
             raise ValueError(f"dtype must be one of {', '.join(ELEMENT_SIZES)}, got {dtype!r}")
         config = source.config
         decoder = _C.Decoder(config.as_dict(), dtype, isa)
+        kept = set()
         try:
-            for name, tensor in source.tensors():
-                decoder.load(name, tensor)
+            for name, tensor in source.tensors(keep):
+                if isinstance(tensor, QuantizedTensor):
+                    decoder.load_blocks(name, tensor.type, tensor.blocks)
+                    kept.add(tensor.type)
+                else:
+                    decoder.load(name, tensor)
                 if progress is not None:
                     progress(tensor.nbytes)
             decoder.seal()
@@ -87,6 +101,7 @@ class NativeBackend:
             num_parameters=source.num_parameters,
             weight_bytes=decoder.weight_bytes,
             kv_bytes_per_token=config.kv_bytes_per_token(ELEMENT_SIZES[dtype]),
+            kept_quantized=tuple(sorted(kept)),
         )
 
     @property

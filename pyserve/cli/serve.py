@@ -78,6 +78,7 @@ def _announce(console: Console, log_format: str, started: Started) -> None:
             architecture=loaded.architecture,
             dtype=info.dtype,
             quantization=info.quantization,
+            kept_quantized=info.kept_quantized,
             weight_bytes=info.weight_bytes,
             kv_bytes=loaded.kv.bytes,
             kv_blocks=loaded.kv.num_blocks,
@@ -103,7 +104,7 @@ def _banner(started: Started) -> Iterator[tuple[str, str]]:
     )
     yield (
         "weights",
-        f"{format_size(info.weight_bytes)} in {info.dtype}; {loaded.isa}, {loaded.threads} threads",
+        f"{format_size(info.weight_bytes)} in {info.weights}; {loaded.isa}, {loaded.threads} threads",
     )
     yield (
         "KV cache",

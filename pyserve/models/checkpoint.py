@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyserve.models.architectures.weights import PlannedWeight
 from pyserve.models.config import DecoderConfig
-from pyserve.models.source import StoredSummary, TensorSource, summarize
+from pyserve.models.source import QuantizedTensor, StoredSummary, TensorSource, summarize
 
 if TYPE_CHECKING:
     from pyserve.models.tokenizer import Tokenizer
@@ -61,14 +61,23 @@ class Checkpoint:
         """Numbers in the weights; tied embeddings count once."""
         return self.stored.num_parameters
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
         """Every weight as (canonical name, tensor in float32, float16 or bfloat16), each read when asked for.
+
+        Matrices stored in a type that ``keep`` names ("Q4_1") come as they are stored instead.
 
         Names and shapes are those of :class:`~pyserve.models.config.DecoderConfig`. A tensor may be a view
         of the mapped file: copy what is kept. Raises ModelError where the file cannot be read any more.
         """
+        where = str(self.path)
         for weight in self.weights:
-            yield from weight.apply(self.source.load(weight.key), self.config, str(self.path))
+            stored = self.source.stored(weight.key)
+            if stored.dtype in keep and weight.is_linear:
+                blocks = self.source.load_blocks(weight.key)
+                tensor = QuantizedTensor(stored.dtype, stored.shape, blocks)
+                yield from weight.apply_blocks(tensor, self.config, where)
+            else:
+                yield from weight.apply(self.source.load(weight.key), self.config, where)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -76,10 +76,22 @@ class GGUFFile:
     def load(self, name: str) -> Tensor:
         """The tensor in its shape: float32 where it was quantised, else in the file's own dtype (a view)."""
         info = self.tensors[name]
-        data = torch.frombuffer(
+        return dequantize(self._bytes(info), info.format).view(info.shape)
+
+    def load_blocks(self, name: str) -> Tensor:
+        """A quantised matrix as it lies in the file: uint8 ``[rows, bytes of a row's blocks]``, a view.
+
+        Raises ValueError where the tensor is not quantised.
+        """
+        info = self.tensors[name]
+        if info.format.unpack is None:
+            raise ValueError(f"{name} is {info.format.name}, which has no blocks")
+        return self._bytes(info).view(math.prod(info.shape[:-1]), -1)
+
+    def _bytes(self, info: TensorInfo) -> Tensor:
+        return torch.frombuffer(
             self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
-        return dequantize(data, info.format).view(info.shape)
 
     def stored(self, name: str) -> StoredTensor:
         """The header's word on a tensor."""

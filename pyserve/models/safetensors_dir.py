@@ -120,6 +120,10 @@ class SafetensorsFiles:
             tensor: Tensor = self._opened[file].get_tensor(name)
         return tensor.float() if tensor.dtype == torch.float64 else tensor
 
+    def load_blocks(self, name: str) -> Tensor:
+        """Raises ValueError: nothing here is quantised."""
+        raise ValueError(f"{name} is {self.stored(name).dtype}, which has no blocks")
+
     def check(self, names: Iterator[str]) -> None:
         """Raises ModelError where a tensor is of a type that the decoder does not take."""
         for name in names:

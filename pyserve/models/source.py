@@ -25,6 +25,20 @@ class StoredTensor:
         return math.prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A matrix in the blocks of a GGUF type ("Q4_1"): ``blocks`` uint8 ``[rows, bytes of a row]``."""
+
+    type: str
+    shape: tuple[int, ...]
+    blocks: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored."""
+        return self.blocks.nbytes
+
+
 class TensorSource(Protocol):
     """Where weights are read from."""
 
@@ -33,6 +47,12 @@ class TensorSource(Protocol):
 
     def load(self, name: str) -> Tensor:
         """The tensor in float32, float16 or bfloat16 (perhaps a view of the file: read only)."""
+
+    def load_blocks(self, name: str) -> Tensor:
+        """A quantised matrix as the file has it: uint8 ``[rows, bytes of a row's blocks]``, read only.
+
+        Raises ValueError for a tensor that is not quantised.
+        """
 
 
 @dataclass(frozen=True, slots=True)

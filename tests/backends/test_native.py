@@ -1,6 +1,6 @@
 """The native back-end: a checkpoint in, packed steps through."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -34,7 +34,7 @@ class Source:
     def num_parameters(self) -> int:
         return sum(t.numel() for _, t in self.weights)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
         yield from self.weights
 
 

@@ -57,7 +57,7 @@ class Model:
     def __init__(self) -> None:
         checkpoint = open_checkpoint(None)
         self.encode = cache(lambda text: tuple(checkpoint.tokenizer.encode(text)))
-        self.native = NativeBackend(checkpoint, dtype="float32")
+        self.native = NativeBackend(checkpoint)  # as served: its weights stay quantised
         self.native.allocate(BLOCKS, BLOCK_SIZE)
         self.alone = cache(self._alone)
 
@@ -98,8 +98,8 @@ class Model:
                     nursery.start_soon(client, i)
             return results, engine.statistics().loop.scheduler.preemptions_total
 
-    def _alone(self, text: str, seed: int) -> list[tuple[object, ...]]:
-        return said(self.run(self.spec(text, seed=seed))[0][0])
+    def _alone(self, text: str, seed: int, max_tokens: int = 10) -> list[tuple[object, ...]]:
+        return said(self.run(self.spec(text, seed=seed, max_tokens=max_tokens))[0][0])
 
 
 def said(result: Collected, index: int = 0) -> list[tuple[object, ...]]:
@@ -144,12 +144,15 @@ def test_chunked_at_any_boundary(model: Model, max_batch_tokens: int) -> None:
 
 
 def test_preempted_and_resumed(model: Model) -> None:
-    specs = [model.spec(text, f"squeezed-{i}", seed=i) for i, text in enumerate(TEXTS)]
-    blocks = max(-(-(len(spec.prompt) + 10) // BLOCK_SIZE) for spec in specs)
+    tokens = 48  # so many that all of them are there before the first is through
+    specs = [
+        model.spec(text, f"squeezed-{i}", seed=i, max_tokens=tokens) for i, text in enumerate(TEXTS)
+    ]
+    blocks = max(-(-(len(spec.prompt) + tokens) // BLOCK_SIZE) for spec in specs)
     results, preemptions = model.run(*specs, num_blocks=blocks + 3, watermark=0.0)
     assert preemptions > 0
     for i, text in enumerate(TEXTS):
-        assert said(results[i]) == model.alone(text, i)
+        assert said(results[i]) == model.alone(text, i, tokens)
 
 
 def test_prefix_hit(model: Model) -> None:

@@ -53,6 +53,11 @@ def _wide() -> transformers.PreTrainedModel:
     return _llama(**changes)
 
 
+def _blocks() -> transformers.PreTrainedModel:
+    """Every matrix a whole number of GGUF's blocks wide."""
+    return _llama(hidden_size=96, intermediate_size=160, attention_bias=True)
+
+
 def _mistral() -> transformers.PreTrainedModel:
     return transformers.MistralForCausalLM(transformers.MistralConfig(**SHAPE, sliding_window=19))
 
@@ -79,7 +84,7 @@ def _gpt2() -> transformers.PreTrainedModel:
     config = transformers.GPT2Config(
         vocab_size=VOCAB,
         n_positions=CONTEXT,
-        n_embd=48,
+        n_embd=96,
         n_layer=3,
         n_head=4,
         attn_implementation="eager",
@@ -91,6 +96,7 @@ MODELS = {
     "llama": _llama,
     "llama3": _llama3,
     "wide": _wide,
+    "blocks": _blocks,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

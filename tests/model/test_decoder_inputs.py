@@ -37,7 +37,7 @@ def decoder() -> Decoder:
 def test_a_fitting_step_runs(decoder: Decoder) -> None:
     logits, hidden = decoder.forward(*step(hidden_rows=ints(0, 2, 3)))
     assert logits.shape == (2, VOCAB)
-    assert hidden.shape == (3, 48)
+    assert hidden.shape == (3, 96)
     assert logits.isfinite().all()
 
 

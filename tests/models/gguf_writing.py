@@ -56,8 +56,12 @@ def write_model(
     *,
     metadata: dict[str, Any] | None = None,
     rope_factors: torch.Tensor | None = None,
+    quantization: gguf.GGMLQuantizationType | None = None,
 ) -> Path:
-    """Writes ``model`` in float32; ``metadata`` adds or replaces integer and float keys."""
+    """Writes ``model`` in float32, its matrices in ``quantization`` where that is given.
+
+    ``metadata`` adds or replaces integer and float keys.
+    """
     config = config_of(model)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_layers)
@@ -92,7 +96,12 @@ def write_model(
     if rope_factors is not None:
         named["rope_freqs.weight"] = rope_factors
     for name, tensor in named.items():
-        writer.add_tensor(name, tensor.contiguous().numpy())
+        values = tensor.contiguous().numpy()
+        if quantization is None or values.ndim != 2 or name == "position_embd.weight":
+            writer.add_tensor(name, values)
+        else:
+            blocks = gguf.quants.quantize(values, quantization)
+            writer.add_tensor(name, blocks, raw_dtype=quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -63,6 +63,24 @@ def test_tensors_in_a_file_are_read_exactly(kind: int, tmp_path: Path) -> None:
     assert actual.float().numpy().tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: FORMATS[kind].name)
+def test_blocks_are_those_of_the_file(kind: int, tmp_path: Path) -> None:
+    fmt = FORMATS[kind]
+    data = (
+        random_blocks(kind, 3 * ROWS).reshape(ROWS, -1) if fmt.unpack else np.ones((ROWS, 4), "u1")
+    )
+    path = tmp_path / "one.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("x", data, raw_dtype=gguf.GGMLQuantizationType(kind))
+    finish(writer)
+    file = GGUFFile(path)
+    if fmt.unpack:
+        assert np.array_equal(file.load_blocks("x").numpy(), data)
+    else:
+        with pytest.raises(ValueError, match="has no blocks"):
+            file.load_blocks("x")
+
+
 def test_every_tensor_of_the_default_model_is_read_exactly() -> None:
     path = fetch_default()
     ours = GGUFFile(path)

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from pyserve.errors import ModelError
 from pyserve.models.config import DecoderConfig
+from pyserve.models.source import QuantizedTensor
 
+LINEAR = ("q", "k", "v", "o", "gate", "up", "down")
 Transform = Callable[[Tensor, DecoderConfig], Sequence[Tensor]]
 
 
@@ -38,6 +40,29 @@ class PlannedWeight:
     key: str
     targets: tuple[str, ...]
     transform: Transform | None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it becomes weights that are multiplied with, embeddings included."""
+        kinds = (*LINEAR, "embed", "lm_head")
+        parts = (target.split(".")[-2:] for target in self.targets)
+        return all(part == "weight" and kind in kinds for kind, part in parts)
+
+    def apply_blocks(
+        self, tensor: QuantizedTensor, config: DecoderConfig, where: str
+    ) -> Iterator[tuple[str, QuantizedTensor]]:
+        """The same for a matrix that stays quantised: what GGUF rules transform is whole rows."""
+        rows, row_bytes = tensor.blocks.shape
+        parts = [tensor.blocks] if self.transform is None else self.transform(tensor.blocks, config)
+        for name, part in zip(self.targets, parts, strict=True):
+            wanted = weight_shape(name, config)
+            shape = (part.shape[0], tensor.shape[-1])
+            if part.shape[1] != row_bytes or shape != wanted:
+                raise ModelError(
+                    f"{where}: {self.key} of {rows} rows gives {name} the shape {list(shape)}, but the"
+                    f" model's configuration asks for {list(wanted)}"
+                )
+            yield name, QuantizedTensor(tensor.type, shape, part)
 
     def apply(
         self, tensor: Tensor, config: DecoderConfig, where: str
@@ -140,7 +165,7 @@ def weight_shape(name: str, config: DecoderConfig) -> tuple[int, ...]:
             return (config.context_length, hidden)
         case "q_norm" | "k_norm":
             return (config.head_dim,)
-        case "q" | "k" | "v" | "o" | "gate" | "up" | "down":
+        case _ if layer in LINEAR:
             out, into = {
                 "q": (config.q_size, hidden),
                 "k": (config.kv_size, hidden),

@@ -1,0 +1,112 @@
+#include "kernels/projection.h"
+
+#include <algorithm>
+
+namespace pyserve {
+
+namespace {
+
+// Fewer values are quantised sooner than another thread wakes.
+constexpr int kValuesPerItem = 8192;
+
+}  // namespace
+
+QuantBlock* QuantizedRows::reserve(int rows, int blocks) {
+  const std::size_t bytes = std::size_t(rows) * blocks * sizeof(QuantBlock);
+  if (data_.bytes() < bytes) data_ = Buffer(bytes);
+  return data_.as<QuantBlock>();
+}
+
+int Projection::Part::panels() const {
+  return std::visit([](const auto& w) { return w.panels(); }, weight);
+}
+
+std::size_t Projection::bytes() const {
+  std::size_t total = bias_.bytes();
+  for (const Part& part : parts_)
+    total += std::visit([](const auto& w) { return w.bytes(); }, part.weight);
+  return total;
+}
+
+// The part that begins at that row, replaced if it was there.
+Projection::Part& Projection::part_at(int at, std::variant<Linear, QuantLinear> weight) {
+  const auto place = std::lower_bound(parts_.begin(), parts_.end(), at,
+                                      [](const Part& part, int row) { return part.at < row; });
+  if (place == parts_.end() || place->at != at)
+    return *parts_.insert(place, Part{at, std::move(weight)});
+  place->weight = std::move(weight);
+  return *place;
+}
+
+void Projection::pack(ThreadPool& pool, const float* weight, int rows, int at) {
+  Part& part = part_at(at, Linear(*kernels_, dtype_, rows, in_));
+  std::get<Linear>(part.weight).pack(pool, weight);
+}
+
+void Projection::pack(ThreadPool& pool, QuantType type, const std::uint8_t* blocks, int rows,
+                      int at) {
+  Part& part = part_at(at, QuantLinear(*kernels_, type, rows, in_));
+  std::get<QuantLinear>(part.weight).pack(pool, blocks);
+}
+
+void Projection::set_bias(std::span<const float> bias, int at) {
+  const int padding = std::max(kernels_->panel_columns, kQuantColumns);
+  if (bias_.bytes() == 0) bias_ = Buffer((out_ + padding) * sizeof(float));
+  std::copy(bias.begin(), bias.end(), bias_.as<float>() + at);
+}
+
+void Projection::read_row(int i, float* to) const {
+  const auto next = std::upper_bound(parts_.begin(), parts_.end(), i,
+                                     [](int row, const Part& part) { return row < part.at; });
+  const Part& part = *(next - 1);
+  std::visit([&](const auto& w) { w.read_row(i - part.at, to); }, part.weight);
+}
+
+// The rows in 8 bits where a part wants them so, else null.
+const QuantBlock* Projection::quantize(ThreadPool& pool, const float* a, std::ptrdiff_t lda,
+                                       int rows, QuantizedRows& work) const {
+  if (std::none_of(parts_.begin(), parts_.end(), [](const Part& part) {
+        return std::holds_alternative<QuantLinear>(part.weight);
+      }))
+    return nullptr;
+  const int blocks = in_ / kQuantDepth;
+  QuantBlock* to = work.reserve(rows, blocks);
+  const int per_item = std::max(1, kValuesPerItem / in_);
+  const auto run = [&](int item, int) {
+    for (int row = item * per_item; row < std::min(rows, (item + 1) * per_item); ++row)
+      kernels_->quantize_row(a + row * lda, blocks, to + std::ptrdiff_t{row} * blocks);
+  };
+  const int items = (rows + per_item - 1) / per_item;
+  if (items == 1)
+    run(0, 0);
+  else
+    pool.run(items, run);
+  return to;
+}
+
+void Projection::apply(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows, float* c,
+                       std::ptrdiff_t ldc, QuantizedRows& work) const {
+  if (rows == 0) return;
+  const QuantBlock* quantized = quantize(pool, a, lda, rows, work);
+  const int blocks = in_ / kQuantDepth;
+  int panels = 0;
+  for (const Part& part : parts_) panels += part.panels();
+  // Row blocks keep the rows of `a` in the second-level cache while panels pass by.
+  const int row_block = kernels_->tile_rows * 16;
+  pool.run(panels * ((rows + row_block - 1) / row_block), [&](int item, int) {
+    const int row = item / panels * row_block, count = std::min(row_block, rows - row);
+    int panel = item % panels;
+    const Part* part = parts_.data();
+    for (; panel >= part->panels(); ++part) panel -= part->panels();
+    const float* bias = bias_.bytes() == 0 ? nullptr : bias_.as<float>() + part->at;
+    float* to = c + row * ldc + part->at;
+    if (const auto* dense = std::get_if<Linear>(&part->weight))
+      dense->apply_panel(panel, a + row * lda, lda, count, bias, to, ldc);
+    else
+      std::get<QuantLinear>(part->weight)
+          .apply_panel(panel, quantized + std::ptrdiff_t{row} * blocks, blocks, count, bias, to,
+                       ldc);
+  });
+}
+
+}  // namespace pyserve

@@ -1,0 +1,70 @@
+// A linear layer of one or more weights that share their input.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "kernels/quant_linear.h"
+
+namespace pyserve {
+
+// Rows quantised to 8 bits: what quantised weights are multiplied with. Grown as needed, used
+// again.
+class QuantizedRows {
+ public:
+  // Room for rows of blocks; what was there is lost.
+  QuantBlock* reserve(int rows, int blocks);
+
+ private:
+  Buffer data_;
+};
+
+// y = x W^T + b, W [out, in] made of parts, each all of one kind: dense in the compute type, or
+// quantised as it was stored. One loop over the panels of all parts (query, key and value; gate and
+// up), whatever their kinds are.
+class Projection {
+ public:
+  Projection() = default;
+  Projection(const Kernels& kernels, DType dtype, int out, int in)
+      : kernels_(&kernels), dtype_(dtype), out_(out), in_(in) {}
+
+  int out() const { return out_; }
+  int in() const { return in_; }
+  std::size_t bytes() const;
+
+  // Copies rows [at, at + rows) of W in, from a dense [rows, in].
+  void pack(ThreadPool& pool, const float* weight, int rows, int at);
+  // The same from a GGUF file's blocks [rows, in / 32], which stay quantised.
+  void pack(ThreadPool& pool, QuantType type, const std::uint8_t* blocks, int rows, int at);
+  void set_bias(std::span<const float> bias, int at);
+  // Row i of W, as stored: an embedding lookup that needs no second copy.
+  void read_row(int i, float* to) const;
+
+  // c[rows, out] = a[rows, in] W^T + b. Each element's bits depend on its row of a alone.
+  void apply(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows, float* c,
+             std::ptrdiff_t ldc, QuantizedRows& work) const;
+
+ private:
+  struct Part {
+    int at;
+    std::variant<Linear, QuantLinear> weight;
+
+    int panels() const;
+  };
+
+  Part& part_at(int at, std::variant<Linear, QuantLinear> weight);
+  const QuantBlock* quantize(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows,
+                             QuantizedRows& work) const;
+
+  const Kernels* kernels_ = nullptr;
+  DType dtype_ = DType::float32;
+  int out_ = 0;
+  int in_ = 0;
+  std::vector<Part> parts_;  // ascending
+  Buffer bias_;              // out, and a panel more: panels read past the end of their part
+};
+
+}  // namespace pyserve

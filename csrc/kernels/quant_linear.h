@@ -1,0 +1,56 @@
+// A linear layer's weight that stays quantised, packed once for the kernels.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "kernels/buffer.h"
+#include "kernels/kernels.h"
+#include "kernels/thread_pool.h"
+
+namespace pyserve {
+
+// By GGUF's name, such as "Q4_1"; nothing for a type that has no kernels.
+std::optional<QuantType> quant_type_named(std::string_view name);
+// Bytes of one block of 32 in a GGUF file.
+int stored_block_bytes(QuantType type);
+
+// y = x W^T + b for W [out, in] in blocks of 32 along K, stored as QuantPanels of 16 outputs. x is
+// quantised to 8 bits per row and block; the product is exact within a block.
+class QuantLinear {
+ public:
+  QuantLinear(const Kernels& kernels, QuantType type, int out, int in);
+
+  int out() const { return out_; }
+  int in() const { return in_; }
+  int blocks() const { return in_ / kQuantDepth; }
+  std::size_t bytes() const { return panels_.bytes(); }
+
+  // Copies W in from a GGUF file's bytes: [out, in / 32] blocks.
+  void pack(ThreadPool& pool, const std::uint8_t* stored);
+  // Row i of W, dequantised as when the whole of W is.
+  void read_row(int i, float* to) const;
+
+  int panels() const { return (out_ + kQuantColumns - 1) / kQuantColumns; }
+  // c[rows, out] = a W^T + bias, but only the columns of one panel; lda in blocks. bias may be
+  // null, or holds round_up(out, kQuantColumns) numbers. Each element's bits depend on its row of a
+  // alone.
+  void apply_panel(int panel, const QuantBlock* a, std::ptrdiff_t lda, int rows, const float* bias,
+                   float* c, std::ptrdiff_t ldc) const;
+
+ private:
+  void pack_row(const std::uint8_t* stored, std::uint8_t* panel, int column) const;
+  std::uint8_t* panel_at(int panel) const {
+    return panels_.as<std::uint8_t>() + panel * layout_.bytes(blocks());
+  }
+
+  const Kernels* kernels_;
+  QuantType type_;
+  QuantPanel layout_;
+  int out_;
+  int in_;
+  Buffer panels_;
+};
+
+}  // namespace pyserve
