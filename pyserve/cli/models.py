@@ -57,6 +57,7 @@ def pull(model: str | None) -> None:
 @click.argument("model", required=False)
 def inspect(model: str | None) -> None:
     """Show what MODEL is and the memory that it will take. Reads headers only, not the weights."""
+    from pyserve.backends.native import ELEMENT_SIZES, KEPT_QUANTIZED, default_dtype
     from pyserve.models.load import open_checkpoint
 
     checkpoint = open_checkpoint(model)
@@ -86,11 +87,17 @@ def inspect(model: str | None) -> None:
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
-    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+    native = default_dtype()
+    for label, dtype, keep in (
+        ("as served", native, KEPT_QUANTIZED),
+        *((f"in {dtype}", dtype, ()) for dtype in ELEMENT_SIZES),
+    ):
+        size = ELEMENT_SIZES[dtype]
         per_token = config.kv_bytes_per_token(size)
         table.add_row(
-            f"in {dtype}",
-            f"weights {format_size(stored.num_parameters * size)}; KV cache {format_size(per_token)} a token,"
+            label,
+            f"weights {format_size(checkpoint.weight_bytes(size, keep))};"
+            f" KV cache {format_size(per_token)} a token,"
             f" {format_size(per_token * config.context_length)} a full context",
         )
     Console().print(table)

@@ -61,6 +61,17 @@ class Checkpoint:
         """Numbers in the weights; tied embeddings count once."""
         return self.stored.num_parameters
 
+    def weight_bytes(self, element_bytes: int, keep: Collection[str] = ()) -> int:
+        """Memory of the weights at ``element_bytes`` a number, but for matrices stored in a type that
+        ``keep`` names, which stay as they are. Reads headers only.
+        """
+        total = 0
+        for weight in self.weights:
+            stored = self.source.stored(weight.key)
+            kept = stored.dtype in keep and weight.is_linear
+            total += stored.num_bytes if kept else stored.num_elements * element_bytes
+        return total
+
     def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
         """Every weight as (canonical name, tensor in float32, float16 or bfloat16), each read when asked for.
 

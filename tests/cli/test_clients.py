@@ -89,7 +89,8 @@ def test_complete_prints_the_text_and_nothing_else(server: Canned) -> None:
     path, authorization, body = server.asked[0]
     assert (path, authorization) == ("/v1/completions", "Bearer k")
     assert body == {
-        "prompt": "The cat", "seed": 7, "stop": ["."], "stream": True, "model": "tiny",
+        "prompt": "The cat", "seed": 7, "temperature": 0.2, "stop": ["."], "stream": True,
+        "model": "tiny",
     }  # fmt: skip
 
 

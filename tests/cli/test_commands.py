@@ -105,6 +105,7 @@ def test_models_inspect_shows_shape_and_memory_without_reading_weights(tmp_path:
     output = run("models", "inspect", str(tmp_path / "tiny")).output
     for expected in ("llama", "F32", "128 tokens", "4 heads of 8, 2 of keys", "256B a token"):
         assert expected in output
+    assert "as served" in output
 
 
 def test_models_inspect_of_nothing_says_what_is_wrong() -> None:

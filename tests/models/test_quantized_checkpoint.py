@@ -41,6 +41,13 @@ def test_the_default_model_keeps_every_matrix() -> None:
     assert set(types) == {"Q4_1", "Q8_0"}
 
 
+def test_memory_is_told_from_the_headers() -> None:
+    checkpoint = open_checkpoint(None)
+    for keep in (KEPT_QUANTIZED, ()):
+        loaded = sum(tensor.nbytes for _, tensor in checkpoint.tensors(keep))
+        assert checkpoint.weight_bytes(4, keep) == loaded
+
+
 def test_only_the_types_asked_for_are_kept() -> None:
     types = kept_and_dequantized(open_checkpoint(None), ("Q8_0",))
     assert set(types) == {"Q8_0"}
