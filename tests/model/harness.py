@@ -329,3 +329,12 @@ def random_tokens(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     """That many token ids."""
     rng = random.Random(seed)
     return [rng.randrange(vocab) for _ in range(length)]
+
+
+def alone(decoder: Decoder, tokens: list[int]) -> Tensor:
+    """The sequence by itself in one step."""
+    return Runner(decoder).run(Row(tokens), [])
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))

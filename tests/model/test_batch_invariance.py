@@ -2,14 +2,20 @@
 wherever its blocks lie, on every instruction set and with any number of threads."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
-from pyserve._C import Decoder, get_num_threads, set_num_threads, supported_isas
-from tests.model.harness import Row, Runner, build_decoder, random_model, random_tokens
+from pyserve._C import Decoder, set_num_threads, supported_isas
+from tests.model.harness import (
+    Row,
+    Runner,
+    alone,
+    assert_same_bits,
+    build_decoder,
+    random_model,
+    random_tokens,
+)
 
 VARIANTS = [
     pytest.param((name, dtype, isa), id=f"{name}-{dtype}-{isa}")
@@ -29,22 +35,6 @@ VARIANTS = [
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     name, dtype, isa = request.param
     return build_decoder(random_model(name), dtype=dtype, isa=isa)
-
-
-@pytest.fixture
-def restored_threads() -> Iterator[None]:
-    before = get_num_threads()
-    yield
-    set_num_threads(before)
-
-
-def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
-    assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))
-
-
-def alone(decoder: Decoder, tokens: list[int]) -> Tensor:
-    """The sequence by itself in one step."""
-    return Runner(decoder).run(Row(tokens), [])
 
 
 def test_any_chunking_gives_the_same_bits(decoder: Decoder) -> None:

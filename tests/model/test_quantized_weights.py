@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 import transformers
-from torch import Tensor
 
-from pyserve._C import Decoder, get_num_threads, set_num_threads, supported_isas
+from pyserve._C import Decoder, set_num_threads, supported_isas
 from tests.kernels.quant_twin import dequantize_weight, quantize_weight
 from tests.model.harness import (
     Row,
     Runner,
+    alone,
+    assert_same_bits,
     config_of,
     random_model,
     random_tokens,
@@ -59,21 +59,6 @@ VARIANTS = [
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     kind, isa = request.param
     return build(ALL[kind], isa)
-
-
-@pytest.fixture
-def restored_threads() -> Iterator[None]:
-    before = get_num_threads()
-    yield
-    set_num_threads(before)
-
-
-def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
-    assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))
-
-
-def alone(decoder: Decoder, tokens: list[int]) -> Tensor:
-    return Runner(decoder).run(Row(tokens), [])
 
 
 @pytest.mark.parametrize("isa", supported_isas())
