@@ -31,7 +31,7 @@ class WeightSource(Protocol):
 
     @property
     def quantization(self) -> str:
-        """How the weights are stored on disk ("none", "q8_0", ...)."""
+        """How the weights are stored on disk ("Q4_1", "BF16", "F32", ...)."""
 
     @property
     def num_parameters(self) -> int:

@@ -13,9 +13,8 @@ from pyserve.errors import ContextLengthExceeded, DeadlineExceeded, InvalidReque
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 600.0
-MIN_REPETITION_PENALTY = (
-    0.01  # logits are divided by it: much less, and they are no numbers any more
-)
+# Logits are divided by it: much less, and they are no numbers any more.
+MIN_REPETITION_PENALTY = 0.01
 _FLOAT32_MAX = 3.4e38
 
 

@@ -13,7 +13,7 @@ stop_choice() mark, and the next plan() does it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from pyserve._C import BlockPool, PoolStatistics
@@ -141,7 +141,7 @@ class Scheduler:
             if not plan:
                 raise RuntimeError("nobody can advance, though there is work")
         self._busy = bool(plan)
-        plan = _with(plan, (*events, *plan.events), idle_until)
+        plan = replace(plan, events=(*events, *plan.events), idle_until=idle_until)
         if plan:
             self._plan = self._last = plan
         if self._check:
@@ -268,16 +268,3 @@ class Scheduler:
         )
         due_s = self._deadlines[0][0] if self._deadlines else math.inf
         return self._window.wait_until(now, fill, due_s)
-
-
-def _with(plan: Plan, events: tuple[Event, ...], idle_until: float | None) -> Plan:
-    return Plan(
-        plan.rows,
-        plan.takes,
-        plan.embeds,
-        events,
-        idle_until,
-        plan.prefill_tokens,
-        plan.decode_sequences,
-        plan.attended_tokens,
-    )

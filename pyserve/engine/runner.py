@@ -73,9 +73,8 @@ class StepRunner:
             output = self._backend.forward(packed, packed.logit_rows[is_embed])
         except Exception as caught:
             error = caught
-        if (
-            error is not None
-        ):  # outside of the handler, or each half's error would drag the whole's along
+        # Outside of the handler, or each half's error would drag the whole's along.
+        if error is not None:
             self._halve(rows, takes, embeds, result, error)
             return
         result.hidden.update(zip(reached[is_embed].tolist(), output.hidden, strict=True))

@@ -81,11 +81,6 @@ class TextAssembler:
         """The stop string that ended the text, None while none did."""
         return self._stopped
 
-    @property
-    def released(self) -> int:
-        """Characters released so far."""
-        return self._released
-
     def push(self, tokens: Sequence[Token]) -> TextDelta:
         """Text and tokens that ``tokens`` (all of this choice, in order) make certain."""
         for token in tokens:

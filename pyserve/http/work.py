@@ -21,14 +21,12 @@ from pyserve.http.state import ServerState
 
 T = TypeVar("T")
 
-_NUMERAL = re.compile(
-    "0|[1-9][0-9]{0,9}"
-)  # one way to write each number, so that no key is there twice
+# One way to write each number, so that no key is there twice.
+_NUMERAL = re.compile("0|[1-9][0-9]{0,9}")
 _THREAD_CHARS = 4096  # beyond this, tokenising would hold the loop for milliseconds
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
-_RESERVED_EXTRAS = frozenset(
-    ("self", "messages", "add_generation_prompt")
-)  # have fields of their own
+# Arguments of a template that are not the client's to set.
+_RESERVED_EXTRAS = frozenset(("self", "messages", "add_generation_prompt"))
 _tokenizer_threads = trio.CapacityLimiter(2)
 
 
@@ -240,6 +238,7 @@ def build_work(
 ) -> Work:
     """The engine requests of one body. ``max_tokens`` None means OpenAI's default of the endpoint."""
     n = body.n or 1
+    shared = scheduling(state, key, body, arrival_s)
     specs = []
     for index, prompt in enumerate(prompts):
         room = state.context_length - len(prompt)
@@ -252,7 +251,7 @@ def build_work(
                 prompt=tuple(prompt),
                 sampling=sampling,
                 n=n,
-                **scheduling(state, key, body, arrival_s),
+                **shared,
             )
         )
     return Work(

@@ -336,5 +336,23 @@ def alone(decoder: Decoder, tokens: list[int]) -> Tensor:
     return Runner(decoder).run(Row(tokens), [])
 
 
+def in_company(decoder: Decoder, tokens: list[int], others: int) -> Tensor:
+    """The sequence in pieces, each in a step with as many of ``others`` sequences as are not through."""
+    rng = random.Random(others)
+    runner = Runner(decoder, num_blocks=512, seed=others)
+    row = Row(tokens)
+    company = [Row(random_tokens(rng.randint(30, 90), seed=100 + i)) for i in range(others)]
+    pieces = []
+    while row.computed < len(tokens):
+        left = len(tokens) - row.computed
+        work = [(row, min(left, rng.choice([1, 1, 3, 17])))]
+        unfinished = [r for r in company if r.computed < len(r.tokens)]
+        work += [(r, min(len(r.tokens) - r.computed, rng.choice([1, 1, 1, 8]))) for r in unfinished]
+        rng.shuffle(work)
+        at = [r is row for r, _ in work].index(True)
+        pieces.append(runner.step(work)[at])
+    return torch.cat(pieces)
+
+
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
     assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))

@@ -13,6 +13,7 @@ from tests.model.harness import (
     alone,
     assert_same_bits,
     build_decoder,
+    in_company,
     random_model,
     random_tokens,
 )
@@ -60,21 +61,7 @@ def test_decoding_token_by_token_gives_the_bits_of_prefill(decoder: Decoder) -> 
 @pytest.mark.parametrize("others", [1, 2, 3, 7, 12, 13, 20, 32])
 def test_company_does_not_change_bits(decoder: Decoder, others: int) -> None:
     tokens = random_tokens(50, seed=3)
-    expected = alone(decoder, tokens)
-    rng = random.Random(others)
-    runner = Runner(decoder, num_blocks=512, seed=others)
-    row = Row(tokens)
-    company = [Row(random_tokens(rng.randint(30, 90), seed=100 + i)) for i in range(others)]
-    pieces = []
-    while row.computed < len(tokens):
-        left = len(tokens) - row.computed
-        work = [(row, min(left, rng.choice([1, 1, 3, 17])))]
-        unfinished = [r for r in company if r.computed < len(r.tokens)]
-        work += [(r, min(len(r.tokens) - r.computed, rng.choice([1, 1, 1, 8]))) for r in unfinished]
-        rng.shuffle(work)
-        at = [r is row for r, _ in work].index(True)
-        pieces.append(runner.step(work)[at])
-    assert_same_bits(torch.cat(pieces), expected)
+    assert_same_bits(in_company(decoder, tokens, others), alone(decoder, tokens))
 
 
 def test_threads_do_not_change_bits(decoder: Decoder, restored_threads: None) -> None:

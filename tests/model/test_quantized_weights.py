@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 import transformers
@@ -16,6 +14,7 @@ from tests.model.harness import (
     alone,
     assert_same_bits,
     config_of,
+    in_company,
     random_model,
     random_tokens,
     weights_of,
@@ -81,19 +80,7 @@ def test_any_chunking_gives_the_same_bits(decoder: Decoder) -> None:
 @pytest.mark.parametrize("others", [1, 7, 12, 32])
 def test_company_does_not_change_bits(decoder: Decoder, others: int) -> None:
     tokens = random_tokens(50, seed=3)
-    expected = alone(decoder, tokens)
-    rng = random.Random(others)
-    runner = Runner(decoder, num_blocks=512, seed=others)
-    row = Row(tokens)
-    company = [Row(random_tokens(rng.randint(30, 90), seed=100 + i)) for i in range(others)]
-    pieces = []
-    while row.computed < len(tokens):
-        work = [(row, min(len(tokens) - row.computed, rng.choice([1, 3, 17])))]
-        unfinished = [r for r in company if r.computed < len(r.tokens)]
-        work += [(r, min(len(r.tokens) - r.computed, rng.choice([1, 1, 8]))) for r in unfinished]
-        rng.shuffle(work)
-        pieces.append(runner.step(work)[[r is row for r, _ in work].index(True)])
-    assert_same_bits(torch.cat(pieces), expected)
+    assert_same_bits(in_company(decoder, tokens, others), alone(decoder, tokens))
 
 
 def test_threads_do_not_change_bits(decoder: Decoder, restored_threads: None) -> None:
