@@ -6,6 +6,7 @@
 #include "batch/step_buffers.h"
 #include "kernels/sample.h"
 #include "model/bind_decoder.h"
+#include "profile/bind_profile.h"
 #include "schedule/block_pool.h"
 #include "schedule/select.h"
 #include "tensors.h"
@@ -156,6 +157,7 @@ void bind_select(py::module_& m) {
         const Candidates candidates{ints(rows, "rows"), ints(want, "want"),
                                     span_of<uint8_t>(running, "running"),
                                     ints(need_free, "need_free")};
+        const profile::Range range(profile::Op::select);
         return select(pool, candidates, limits);
       },
       py::arg("pool"), py::arg("rows"), py::arg("want"), py::arg("running"), py::arg("need_free"),
@@ -206,6 +208,7 @@ void bind_batch(py::module_& m) {
   m.def(
       "pack",
       [](const BlockPool& pool, const Tensor& rows, const Tensor& takes, const StepBuffers& out) {
+        const profile::Range range(profile::Op::pack);
         return out.views(pack(pool, ints(rows, "rows"), ints(takes, "takes"), out.arrays()));
       },
       py::arg("pool"), py::arg("rows"), py::arg("takes"), py::arg("buffers"), NoGil(),
@@ -273,6 +276,10 @@ Sampled sample_rows(const Tensor& logits, const BlockPool& pool, const SamplerSt
   std::vector<SampleFailure> failures;
   {
     const py::gil_scoped_release no_gil;
+    const profile::Range range(profile::Op::sample, [&] {
+      return profile::Cost{.memory_bytes = double(values.size_bytes()),
+                           .float_operations = double(values.size())};
+    });
     failures = sample(values, pool, state, row_ids, spans);
   }
   if (failures.empty()) return out;
@@ -307,7 +314,7 @@ what a row asks for, top_ids is -1 and top_logprobs -infinity. The draw is a fun
 tokens, parameters and seed, and of its length: of nothing else in the batch. Raises SampleError.)");
 }
 
-// --- model: Decoder: in model/bind_decoder.h ---------------------------------------------------
+// --- model: Decoder: in model/bind_decoder.h; ranges and timers: in profile/bind_profile.h -----
 
 }  // namespace
 }  // namespace pyserve
@@ -346,4 +353,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   pyserve::bind_batch(m);
   pyserve::bind_sampling(m);
   pyserve::bind_model(m);
+  pyserve::bind_profile(m);
 }

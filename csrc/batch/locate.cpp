@@ -3,6 +3,7 @@
 
 #include "batch/indexing.h"
 #include "batch/ops.h"
+#include "profile/range.h"
 #include "tensors.h"
 
 namespace pyserve::cpu {
@@ -11,6 +12,7 @@ std::tuple<at::Tensor, at::Tensor> locate(const at::Tensor& cu_seqlens,
                                           const at::Tensor& context_lens,
                                           const at::Tensor& block_table, int64_t block_size,
                                           int64_t num_tokens) {
+  const profile::Range range(profile::Op::locate);
   const auto starts = span_of<int32_t>(cu_seqlens, "cu_seqlens");
   const auto lengths = span_of<int32_t>(context_lens, "context_lens");
   const auto table = span_of<int32_t>(block_table, "block_table", 2);

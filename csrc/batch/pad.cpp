@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "batch/ops.h"
+#include "profile/range.h"
 #include "tensors.h"
 
 namespace pyserve::cpu {
@@ -39,6 +40,7 @@ void for_each_sequence(std::span<const int32_t> cu_seqlens, int64_t max_len, int
 
 at::Tensor pad(const at::Tensor& flat, const at::Tensor& cu_seqlens, const at::Scalar& value,
                std::optional<int64_t> max_len) {
+  const profile::Range range(profile::Op::pad);
   TORCH_CHECK_VALUE(flat.dim() > 0, "flat must have a dimension of tokens");
   const auto starts = span_of<int32_t>(cu_seqlens, "cu_seqlens");
   const int64_t longest = longest_of(starts, flat.size(0));
@@ -62,6 +64,7 @@ at::Tensor pad(const at::Tensor& flat, const at::Tensor& cu_seqlens, const at::S
 
 at::Tensor unpad(const at::Tensor& rect, const at::Tensor& cu_seqlens,
                  std::optional<int64_t> num_tokens) {
+  const profile::Range range(profile::Op::unpad);
   TORCH_CHECK_VALUE(rect.dim() > 1, "rect must have dimensions of sequences and tokens");
   const auto starts = span_of<int32_t>(cu_seqlens, "cu_seqlens");
   TORCH_CHECK_VALUE(rect.size(0) + 1 == int64_t(starts.size()),

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "profile/range.h"
+
 namespace pyserve {
 
 namespace {
@@ -70,6 +72,12 @@ const QuantBlock* Projection::quantize(ThreadPool& pool, const float* a, std::pt
       }))
     return nullptr;
   const int blocks = in_ / kQuantDepth;
+  const profile::Range range(profile::Op::quantize, [&] {
+    const double values = double(rows) * in_;
+    return profile::Cost{
+        .cached_bytes = values * (sizeof(float) + double(sizeof(QuantBlock)) / kQuantDepth),
+        .float_operations = 4 * values};
+  });
   QuantBlock* to = work.reserve(rows, blocks);
   const int per_item = std::max(1, kValuesPerItem / in_);
   const auto run = [&](int item, int) {
@@ -107,6 +115,22 @@ void Projection::apply(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int
           .apply_panel(panel, quantized + std::ptrdiff_t{row} * blocks, blocks, count, bias, to,
                        ldc);
   });
+}
+
+profile::Cost Projection::cost(int rows) const {
+  profile::Cost cost{.cached_bytes = double(rows) * (in_ + out_) * sizeof(float)};
+  for (const Part& part : parts_)
+    std::visit(
+        [&]<typename Weight>(const Weight& w) {
+          const double operations = 2.0 * rows * w.in() * w.out();
+          cost.memory_bytes += double(w.bytes());
+          if constexpr (std::is_same_v<Weight, QuantLinear>)
+            cost.int_operations += operations;
+          else
+            cost.float_operations += operations;
+        },
+        part.weight);
+  return cost;
 }
 
 }  // namespace pyserve

@@ -8,6 +8,7 @@
 
 #include "kernels/linear.h"
 #include "kernels/quant_linear.h"
+#include "profile/op.h"
 
 namespace pyserve {
 
@@ -46,6 +47,8 @@ class Projection {
   // c[rows, out] = a[rows, in] W^T + b. Each element's bits depend on its row of a alone.
   void apply(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows, float* c,
              std::ptrdiff_t ldc, QuantizedRows& work) const;
+  // Of that product, the quantising of a left out.
+  profile::Cost cost(int rows) const;
 
  private:
   struct Part {

@@ -7,6 +7,9 @@
 
 namespace pyserve {
 
+using profile::Op;
+using profile::Range;
+
 namespace {
 
 // Query rows that share one pass over the keys: enough to fill register tiles, few enough that
@@ -104,6 +107,7 @@ void Decoder::plan_attention(const StepInput& step) {
 
 void Decoder::compute_angles(const StepInput& step) {
   const int tokens = static_cast<int>(step.input_ids.size()), half = config_.head_dim / 2;
+  const Range range(Op::angles);
   for (std::size_t r = 0; r < config_.ropes.size(); ++r) {
     const RopeConfig& rope = config_.ropes[r];
     for_rows(tokens, 64 * half, [&](int token) {
@@ -120,6 +124,7 @@ void Decoder::compute_angles(const StepInput& step) {
 
 void Decoder::embed(const StepInput& step) {
   const int hidden = config_.hidden_size;
+  const Range range(Op::embed, [&] { return row_cost(2.0 * step.input_ids.size() * hidden, 0); });
   for_rows(static_cast<int>(step.input_ids.size()), 8 * hidden, [&](int token) {
     float* row = residual_.row(token);
     weights_.embed.read_row(step.input_ids[token], row);
@@ -140,12 +145,15 @@ void Decoder::normalize_row(const NormWeight& norm, const float* from, float* to
 }
 
 void Decoder::normalize(const NormWeight& norm, int tokens, const Matrix& to) {
+  const Range range(Op::norm, [&] { return row_cost(2.0 * tokens * config_.hidden_size, 2); });
   for_rows(tokens, 2 * config_.hidden_size,
            [&](int token) { normalize_row(norm, residual_.row(token), to.row(token)); });
 }
 
 // residual += sublayer, normalized first where the model has post norms.
 void Decoder::add_residual(const NormWeight& post_norm, int tokens) {
+  const Range range(Op::residual,
+                    [&] { return row_cost(3.0 * tokens * config_.hidden_size, 0.4); });
   for_rows(tokens, 2 * config_.hidden_size, [&](int token) {
     float* from = sublayer_.row(token);
     if (config_.post_norms) normalize_row(post_norm, from, from);
@@ -174,7 +182,8 @@ void Decoder::position_heads(const StepInput& step, int layer, int token) {
   cache_.write(layer, step.slots[token], keys, keys + config_.kv_size());
 }
 
-void Decoder::attend(int layer) {
+void Decoder::attend(const StepInput& step, int layer) {
+  const Range range(Op::attention, [&] { return attention_cost(step, layer); });
   const AttentionArgs args = {.q = qkv_.begin(),
                               .ldq = qkv_.stride,
                               .out = attended_.begin(),
@@ -197,13 +206,14 @@ void Decoder::attend(int layer) {
 void Decoder::attention_layer(const StepInput& step, int layer) {
   const LayerWeights& w = weights_.layers[layer];
   const int tokens = static_cast<int>(step.input_ids.size());
-  ThreadPool& pool = shared_pool();
   normalize(w.attn_norm, tokens, normed_);
-  w.qkv.apply(pool, normed_.begin(), normed_.stride, tokens, qkv_.begin(), qkv_.stride, quantized_);
-  for_rows(tokens, 4 * w.qkv.out(), [&](int token) { position_heads(step, layer, token); });
-  attend(layer);
-  w.o.apply(pool, attended_.begin(), attended_.stride, tokens, sublayer_.begin(), sublayer_.stride,
-            quantized_);
+  project(Op::qkv, w.qkv, normed_, tokens, qkv_.begin(), qkv_.stride);
+  {
+    const Range range(Op::rotary, [&] { return row_cost(2.0 * tokens * w.qkv.out(), 1.5); });
+    for_rows(tokens, 4 * w.qkv.out(), [&](int token) { position_heads(step, layer, token); });
+  }
+  attend(step, layer);
+  project(Op::o, w.o, attended_, tokens, sublayer_.begin(), sublayer_.stride);
   add_residual(w.attn_post_norm, tokens);
 }
 
@@ -218,30 +228,64 @@ void Decoder::activate(float* row) const {
 
 void Decoder::mlp_layer(int layer, int tokens) {
   const LayerWeights& w = weights_.layers[layer];
-  ThreadPool& pool = shared_pool();
   normalize(w.mlp_norm, tokens, normed_);
-  w.gate_up.apply(pool, normed_.begin(), normed_.stride, tokens, inner_.begin(), inner_.stride,
-                  quantized_);
-  for_rows(tokens, 4 * config_.intermediate_size, [&](int token) { activate(inner_.row(token)); });
-  w.down.apply(pool, inner_.begin(), inner_.stride, tokens, sublayer_.begin(), sublayer_.stride,
-               quantized_);
+  project(Op::gate_up, w.gate_up, normed_, tokens, inner_.begin(), inner_.stride);
+  {
+    const double floats = double(tokens) * (w.gate_up.out() + config_.intermediate_size);
+    const Range range(Op::activation, [&] { return row_cost(floats, 6); });
+    for_rows(tokens, 4 * config_.intermediate_size,
+             [&](int token) { activate(inner_.row(token)); });
+  }
+  project(Op::down, w.down, inner_, tokens, sublayer_.begin(), sublayer_.stride);
   add_residual(w.mlp_post_norm, tokens);
 }
 
 void Decoder::head(const StepInput& step, float* logits, float* hidden) {
   const int size = config_.hidden_size, rows = static_cast<int>(step.logit_rows.size());
-  for_rows(static_cast<int>(step.hidden_rows.size()), 2 * size, [&](int i) {
-    normalize_row(weights_.final_norm, residual_.row(step.hidden_rows[i]),
-                  hidden + std::ptrdiff_t{i} * size);
-  });
-  for_rows(rows, 2 * size, [&](int i) {
-    normalize_row(weights_.final_norm, residual_.row(step.logit_rows[i]), normed_.row(i));
-  });
-  weights_.head().apply(shared_pool(), normed_.begin(), normed_.stride, rows, logits,
-                        config_.vocab_size, quantized_);
+  {
+    const Range range(Op::norm, [&] {
+      return row_cost(2.0 * (rows + double(step.hidden_rows.size())) * size, 2);
+    });
+    for_rows(static_cast<int>(step.hidden_rows.size()), 2 * size, [&](int i) {
+      normalize_row(weights_.final_norm, residual_.row(step.hidden_rows[i]),
+                    hidden + std::ptrdiff_t{i} * size);
+    });
+    for_rows(rows, 2 * size, [&](int i) {
+      normalize_row(weights_.final_norm, residual_.row(step.logit_rows[i]), normed_.row(i));
+    });
+  }
+  project(Op::lm_head, weights_.head(), normed_, rows, logits, config_.vocab_size);
+}
+
+void Decoder::project(Op op, const Projection& weight, const Matrix& from, int rows, float* to,
+                      std::ptrdiff_t ldt) {
+  const Range range(op, [&] { return weight.cost(rows); });
+  weight.apply(shared_pool(), from.begin(), from.stride, rows, to, ldt, quantized_);
+}
+
+profile::Cost Decoder::row_cost(double floats, double operations_each) {
+  return {.cached_bytes = floats * sizeof(float), .float_operations = floats * operations_each};
+}
+
+// Each sequence's keys and values come from memory once, whatever the tiles are.
+profile::Cost Decoder::attention_cost(const StepInput& step, int layer) const {
+  const int window = config_.layer_window[layer];
+  double keys = 0, pairs = 0;
+  for (std::size_t s = 0; s + 1 < step.cu_seqlens.size(); ++s) {
+    const int context = step.context_lens[s];
+    const int first = context - (step.cu_seqlens[s + 1] - step.cu_seqlens[s]);
+    const auto seen = [&](int length) { return window > 0 ? std::min(length, window) : length; };
+    if (first < context) keys += context - (first + 1 - seen(first + 1));
+    for (int length = first + 1; length <= context; ++length) pairs += seen(length);
+  }
+  const double width = double(config_.num_heads) * config_.head_dim;
+  return {.memory_bytes = 2 * keys * config_.kv_size() * element_size(dtype_),
+          .cached_bytes = 2 * step.input_ids.size() * width * sizeof(float),
+          .float_operations = 4 * pairs * width};
 }
 
 void Decoder::forward(const StepInput& step, float* logits, float* hidden) {
+  const Range range(Op::forward);
   validate(step);
   const int tokens = static_cast<int>(step.input_ids.size());
   reserve(tokens);

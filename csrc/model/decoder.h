@@ -8,6 +8,7 @@
 #include "model/config.h"
 #include "model/kv_cache.h"
 #include "model/weights.h"
+#include "profile/range.h"
 
 namespace pyserve {
 
@@ -61,13 +62,18 @@ class Decoder {
   void embed(const StepInput& step);
   void attention_layer(const StepInput& step, int layer);
   void position_heads(const StepInput& step, int layer, int token);
-  void attend(int layer);
+  void attend(const StepInput& step, int layer);
   void mlp_layer(int layer, int tokens);
   void activate(float* row) const;
   void add_residual(const NormWeight& post_norm, int tokens);
   void normalize(const NormWeight& norm, int tokens, const Matrix& to);
   void normalize_row(const NormWeight& norm, const float* from, float* to) const;
   void head(const StepInput& step, float* logits, float* hidden);
+  void project(profile::Op op, const Projection& weight, const Matrix& from, int rows, float* to,
+               std::ptrdiff_t ldt);
+  profile::Cost attention_cost(const StepInput& step, int layer) const;
+  // Of an op that passes over the rows of activations once.
+  static profile::Cost row_cost(double floats, double operations_each);
   template <typename Body>
   void for_rows(int rows, int row_floats, const Body& body);
 

@@ -118,7 +118,8 @@ class StepLoop:
                     self.scheduler.cancel(request_id, now, error)
                 case StopChoice(request_id, index):
                     self.scheduler.stop_choice(request_id, index)
-        plan = self.scheduler.plan(now)
+        with _C.Range("plan"):
+            plan = self.scheduler.plan(now)
         events = (*refused, *plan.events)
         if plan:
             return Boundary(plan, events, now)
@@ -137,7 +138,8 @@ class StepLoop:
         self, plan: Plan, result: StepResult, now: float, seconds: float
     ) -> tuple[Event, ...]:
         """Files what was computed and releases what has finished; ``seconds`` the step has taken."""
-        events = self.scheduler.complete(plan, result.outcome, now)
+        with _C.Range("route"):
+            events = self.scheduler.complete(plan, result.outcome, now)
         if result.forwards == 1:  # time spent on halves says nothing about the model
             self.scheduler.adjust_seconds(plan, seconds)
         for event in events:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
+from pyserve import _C
 from pyserve.core.events import Event
 from pyserve.engine.commands import Command, Handover
 from pyserve.engine.driver import EngineCrashed
@@ -99,15 +100,21 @@ class ThreadDriver:
     def _run(self) -> None:
         idle_until_s = math.inf
         while (commands := self._wait(idle_until_s)) is not None:
-            boundary = self._loop.begin(commands, self.now())
-            idle_until_s = boundary.idle_until_s
-            events = boundary.events
-            if boundary.plan is not None:
-                started_s = self.now()
-                outcome = self._loop.compute(boundary.plan)
-                now = self.now()
-                events += self._loop.complete(boundary.plan, outcome, now, now - started_s)
+            with _C.Range("step"):
+                idle_until_s = self._step(commands)
+
+    def _step(self, commands: list[Command]) -> float:
+        """One turn; returns until when there is nothing more to do."""
+        boundary = self._loop.begin(commands, self.now())
+        events = boundary.events
+        if boundary.plan is not None:
+            started_s = self.now()
+            outcome = self._loop.compute(boundary.plan)
+            now = self.now()
+            events += self._loop.complete(boundary.plan, outcome, now, now - started_s)
+        with _C.Range("hand_over"):
             self._hand_over(events)
+        return boundary.idle_until_s
 
     def _wait(self, idle_until_s: float) -> list[Command] | None:
         """Blocks while idle or too far ahead; returns the inbox, or None to stop."""
