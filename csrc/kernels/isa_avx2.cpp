@@ -23,6 +23,7 @@
 #endif
 
 #include "kernels/isa_table.h"
+#include "kernels/peak_int.h"
 #include "kernels/quant_gemm.h"
 
 #if defined(__clang__)
@@ -37,6 +38,7 @@ const Kernels& avx2_kernels() {
   static const Kernels kernels = [] {
     Kernels table = avx2::table("avx2");
     avx2::set_quant_gemm(table);
+    table.peak_int = avx2::peak_int;
     return table;
   }();
   return kernels;

@@ -25,6 +25,8 @@
 
 #include "kernels/simd.h"
 // simd.h first: the others build on it.
+#include "kernels/peak.h"
+#include "kernels/peak_int.h"
 #include "kernels/quant_gemm.h"
 
 #if defined(__clang__)
@@ -35,7 +37,10 @@
 
 namespace pyserve {
 
-void set_quant_gemm_vnni(Kernels& kernels) { avx512_vnni::set_quant_gemm(kernels); }
+void set_quant_gemm_vnni(Kernels& kernels) {
+  avx512_vnni::set_quant_gemm(kernels);
+  kernels.peak_int = avx512_vnni::peak_int;
+}
 
 }  // namespace pyserve
 #endif

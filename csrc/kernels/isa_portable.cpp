@@ -16,6 +16,7 @@
 #define PYSERVE_DEPTH_BLOCK 128
 
 #include "kernels/isa_table.h"
+#include "kernels/peak_int.h"
 #include "kernels/quant_gemm.h"
 
 namespace pyserve {
@@ -24,6 +25,7 @@ const Kernels& portable_kernels() {
   static const Kernels kernels = [] {
     Kernels table = portable::table("portable");
     portable::set_quant_gemm(table);
+    table.peak_int = portable::peak_int;
     return table;
   }();
   return kernels;

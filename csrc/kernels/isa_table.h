@@ -8,6 +8,7 @@
 #include "kernels/attention.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
+#include "kernels/peak.h"
 #include "kernels/quantize.h"
 #include "kernels/softmax.h"
 
@@ -34,6 +35,9 @@ inline Kernels table(const char* name) {
       .rotate = rotate,
       .finite_max = finite_max,
       .exp_sum = exp_sum,
+      .peak_float = peak_float,
+      .peak_int = nullptr,  // where quant_gemm is
+      .read_bytes = read_bytes,
   };
 }
 

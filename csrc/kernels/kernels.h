@@ -152,6 +152,12 @@ struct Kernels {
   float (*finite_max)(const float* x, int n);
   // weights[i] = e^((x[i] - top) * scale) for x <= top; returns their sum.
   float (*exp_sum)(const float* x, int n, float top, float scale, float* weights);
+
+  // For measuring what a core can do at best. Multiply-adds between registers, in float32 and in 8
+  // bits; both return the number of operations, two each.
+  double (*peak_float)(std::int64_t turns);
+  double (*peak_int)(std::int64_t turns);
+  void (*read_bytes)(const char* from, std::size_t bytes);  // loads, and nothing else
 };
 
 enum class Isa { portable, avx2, avx512 };

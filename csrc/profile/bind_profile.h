@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "profile/limits.h"
 #include "profile/range.h"
 
 namespace pyserve {
@@ -31,6 +32,18 @@ inline py::dict stop_profile() {
   py::dict result;
   for (const profile::OpTime& time : profile::stop()) result[profile::name_of(time.op)] = time;
   return result;
+}
+
+inline double measure_read(std::int64_t working_set, double seconds, const std::string& isa) {
+  TORCH_CHECK_VALUE(working_set > 0, "working_set must be positive");
+  return profile::measure_read(kernels_for(isa), static_cast<std::size_t>(working_set), seconds);
+}
+
+inline double measure_peak(const std::string& kind, double seconds, const std::string& isa) {
+  TORCH_CHECK_VALUE(kind == "float32" || kind == "int8", "kind must be float32 or int8, got ",
+                    kind);
+  const auto arithmetic = kind == "int8" ? profile::Arithmetic::int8 : profile::Arithmetic::float32;
+  return profile::measure_peak(kernels_for(isa), arithmetic, seconds);
 }
 
 inline void bind_profile(py::module_& m) {
@@ -63,6 +76,13 @@ inline void bind_profile(py::module_& m) {
         return names;
       },
       "The names of all ops, which are those of the NVTX ranges too (domain \"pyserve\").");
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  m.def("measure_read", &measure_read, no_gil, py::arg("working_set"), py::arg("seconds") = 0.3,
+        py::arg("isa") = "",
+        "Bytes a second that all threads together read, each of its own share of that many bytes.");
+  m.def("measure_peak", &measure_peak, no_gil, py::arg("kind"), py::arg("seconds") = 0.1,
+        py::arg("isa") = "",
+        "Operations a second (a multiply-add is two) of all threads in \"float32\" or \"int8\".");
   py::class_<PythonRange>(
       m, "Range",
       "with Range(\"route\"): an NVTX range, and a timer, on this thread, by the name of an op.\n\n"

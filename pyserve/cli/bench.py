@@ -18,6 +18,7 @@ from pyserve.bench.load import LoadResult, Pace, Target, drive
 from pyserve.bench.report import PERCENTILES, Description, report
 from pyserve.bench.stream import Outcome
 from pyserve.bench.workload import Span, Work, english, random_work
+from pyserve.cli.bench_step import step
 from pyserve.cli.client import Client
 from pyserve.cli.options import client_options
 
@@ -41,7 +42,10 @@ class SpanType(click.ParamType[Span]):
 
 @click.group()
 def bench() -> None:
-    """Measure a running server."""
+    """Measure a running server, or the engine by itself."""
+
+
+bench.add_command(step)
 
 
 @bench.command()

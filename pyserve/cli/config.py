@@ -14,7 +14,7 @@ from pyserve.config import OPTIONS, Configuration
 
 
 @click.command(cls=SectionedCommand)
-@settings_options
+@settings_options()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--toml", "as_toml", is_flag=True, help="Print a TOML file that --config takes.")
 def config(config_file: Path | None, as_json: bool, as_toml: bool, **flags: object) -> None:

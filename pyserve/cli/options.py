@@ -32,16 +32,24 @@ class SectionedCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def settings_options(command: Command) -> Command:
-    """Add every option of the table, and ``--config``. None means: not given."""
-    for option in reversed(OPTIONS):
-        command = _click_option(option)(command)
-    return click.option(
-        "--config",
-        "config_file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="TOML file with any of these options. Default: ./pyserve.toml, then the user's own.",
-    )(command)
+def settings_options(*sections: str) -> Callable[[Command], Command]:
+    """Add every option of the table (of those ``sections``, where some are named), and ``--config``.
+
+    None means: not given.
+    """
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(OPTIONS):
+            if not sections or option.section in sections:
+                command = _click_option(option)(command)
+        return click.option(
+            "--config",
+            "config_file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="TOML file with any of these options. Default: ./pyserve.toml, then the user's own.",
+        )(command)
+
+    return decorate
 
 
 def configuration_from(config_file: Path | None, flags: Mapping[str, object]) -> Configuration:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=SectionedCommand)
-@settings_options
+@settings_options()
 def serve(config_file: Path | None, **flags: object) -> None:
     """Serve a model over HTTP, with OpenAI's interface.
 

@@ -1,0 +1,50 @@
+"""What the machine can do at best is measured sensibly, and an op's limit is its scarcest resource."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyserve import _C
+from pyserve.bench.limits import Limits, Work, measure_limits
+
+LIMITS = Limits(10e9, 100e9, 200e9, 800e9, 2, "avx512")
+
+
+def test_the_scarcest_resource_is_the_limit() -> None:
+    streaming = Work(memory_bytes=10e6, cached_bytes=1e6, int_operations=80e6)
+    assert LIMITS.seconds(streaming) == pytest.approx(1e-3)
+    assert LIMITS.bound(streaming) == "memory"
+    assert LIMITS.percent(streaming, 2e-3) == pytest.approx(50)
+
+
+def test_float_and_integer_operations_share_the_arithmetic() -> None:
+    mixed = Work(float_operations=100e6, int_operations=400e6)
+    assert LIMITS.seconds(mixed) == pytest.approx(1e-3)
+    assert LIMITS.bound(mixed) == "arithmetic"
+
+
+def test_nothing_to_do_has_no_limit() -> None:
+    assert LIMITS.seconds(Work()) == 0
+    assert LIMITS.percent(Work(), 1.0) == 0
+
+
+def test_measured_limits_are_positive_and_say_what_they_are_of() -> None:
+    limits = measure_limits(4 << 20)
+    assert limits.threads == _C.get_num_threads()
+    assert limits.isa == _C.supported_isas()[-1]
+    rates = limits.as_dict()
+    assert all(float(rates[name]) > 1e8 for name in Work.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("isa", _C.supported_isas())
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_every_instruction_set_has_a_peak(isa: str, kind: str) -> None:
+    assert _C.measure_peak(kind, 0.001, isa) > 1e8
+    assert _C.measure_read(1 << 20, 0.001, isa) > 1e8
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="float32 or int8"):
+        _C.measure_peak("float16")
+    with pytest.raises(ValueError, match="positive"):
+        _C.measure_read(0)
