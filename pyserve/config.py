@@ -72,8 +72,8 @@ class Settings:
     dtype: str = _model(
         one_of("auto", "float32", "bfloat16"),
         "auto",
-        "Compute type of all weights. auto: Q8_0, Q4_0 and Q4_1 stay quantised; others become bfloat16 where"
-        " the processor has it, else float32.",
+        "Compute type of all weights. auto: quantised ones stay so; others become bfloat16 where the"
+        " processor has it, else float32.",
     )
     context_length: int | None = _model(
         natural(optional=True),

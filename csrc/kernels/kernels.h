@@ -34,10 +34,13 @@ struct GemmArgs {
   int columns;
 };
 
-// How a quantised weight is stored: GGUF's Q8_0, Q4_0 and Q4_1. With u the stored bits as an
-// unsigned integer, d a block's scale and m its minimum, a weight is d * (u - 128), d * (u - 8) or
-// d * u + m.
-enum class QuantType : int { q8_0 = 0, q4_0 = 1, q4_1 = 2 };
+// How a quantised weight is stored: GGUF's Q8_0, Q4_0 and Q4_1, and bytes with a minimum. With u
+// the stored bits as an unsigned integer, d a block's scale and m its minimum, a weight is d * (u -
+// 128), d * (u - 8), d * u + m, and for q8_1 d * u + m with u <= 127, so that sums of two products
+// fit 16 bits. stored_format.h says which types of files become which.
+enum class QuantType : int { q8_0 = 0, q4_0 = 1, q4_1 = 2, q8_1 = 3 };
+
+inline constexpr int kQuantTypes = 4;
 
 inline constexpr int kQuantDepth = 32;    // elements along K that share a scale
 inline constexpr int kQuantColumns = 16;  // outputs that a panel interleaves
@@ -45,19 +48,26 @@ inline constexpr int kQuantColumns = 16;  // outputs that a panel interleaves
 constexpr int quant_offset(QuantType type) {
   return type == QuantType::q8_0 ? 128 : type == QuantType::q4_0 ? 8 : 0;
 }
+// Whether an integer takes a byte, else half of one.
+constexpr bool quant_has_bytes(QuantType type) {
+  return type == QuantType::q8_0 || type == QuantType::q8_1;
+}
+constexpr bool quant_has_minimum(QuantType type) {
+  return type == QuantType::q4_1 || type == QuantType::q8_1;
+}
 
 // A panel of a quantised weight: the scales of all blocks, [blocks][1 or 2][columns] float16 (d,
-// and m of Q4_1), padded to 64 bytes; then the integers. Of Q8_0 those are [blocks][8][columns][4],
-// depth 4 g + j of a column at [g][column][j]; of the 4-bit types [blocks][4][columns][4], depth 4
-// g + j in the low half of [g][column][j] and depth 16 + 4 g + j in the high one. Integer dot
-// products of four neighbours thus fill one 32-bit lane a column.
+// and m where there is one), padded to 64 bytes; then the integers. Bytes lie as
+// [blocks][8][columns][4], depth 4 g + j of a column at [g][column][j]; halves of bytes as
+// [blocks][4][columns][4], depth 4 g + j in the low half of [g][column][j] and depth 16 + 4 g + j
+// in the high one. Integer dot products of four neighbours thus fill one 32-bit lane a column.
 struct QuantPanel {
   int scale_bytes;    // of one block
   int integer_bytes;  // of one block
 
   constexpr explicit QuantPanel(QuantType type)
-      : scale_bytes(kQuantColumns * (type == QuantType::q4_1 ? 4 : 2)),
-        integer_bytes(kQuantColumns * kQuantDepth / (type == QuantType::q8_0 ? 1 : 2)) {}
+      : scale_bytes(kQuantColumns * (quant_has_minimum(type) ? 4 : 2)),
+        integer_bytes(kQuantColumns * kQuantDepth / (quant_has_bytes(type) ? 1 : 2)) {}
   constexpr std::ptrdiff_t integers(int blocks) const {
     return round_up(std::ptrdiff_t{blocks} * scale_bytes, 64);
   }
@@ -129,7 +139,7 @@ struct Kernels {
 
   // Indexed by DType of weights, or of keys and values.
   void (*gemm[2])(const GemmArgs&);
-  void (*quant_gemm[3])(const QuantGemmArgs&);  // indexed by QuantType
+  void (*quant_gemm[kQuantTypes])(const QuantGemmArgs&);  // indexed by QuantType
   // blocks * kQuantDepth floats to 8 bits, each block by its greatest magnitude; ties to even.
   void (*quantize_row)(const float* x, int blocks, QuantBlock* out);
   void (*attention[2])(const AttentionArgs&, const AttentionTile&, float* scratch);

@@ -45,9 +45,9 @@ void Projection::pack(ThreadPool& pool, const float* weight, int rows, int at) {
   std::get<Linear>(part.weight).pack(pool, weight);
 }
 
-void Projection::pack(ThreadPool& pool, QuantType type, const std::uint8_t* blocks, int rows,
-                      int at) {
-  Part& part = part_at(at, QuantLinear(*kernels_, type, rows, in_));
+void Projection::pack(ThreadPool& pool, const StoredFormat& format, const std::uint8_t* blocks,
+                      int rows, int at) {
+  Part& part = part_at(at, QuantLinear(*kernels_, format, rows, in_));
   std::get<QuantLinear>(part.weight).pack(pool, blocks);
 }
 

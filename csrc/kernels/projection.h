@@ -24,7 +24,7 @@ class QuantizedRows {
 };
 
 // y = x W^T + b, W [out, in] made of parts, each all of one kind: dense in the compute type, or
-// quantised as it was stored. One loop over the panels of all parts (query, key and value; gate and
+// quantised. One loop over the panels of all parts (query, key and value; gate and
 // up), whatever their kinds are.
 class Projection {
  public:
@@ -38,8 +38,9 @@ class Projection {
 
   // Copies rows [at, at + rows) of W in, from a dense [rows, in].
   void pack(ThreadPool& pool, const float* weight, int rows, int at);
-  // The same from a GGUF file's blocks [rows, in / 32], which stay quantised.
-  void pack(ThreadPool& pool, QuantType type, const std::uint8_t* blocks, int rows, int at);
+  // The same from bytes as a file has them, whole blocks of the format; quantised then.
+  void pack(ThreadPool& pool, const StoredFormat& format, const std::uint8_t* blocks, int rows,
+            int at);
   void set_bias(std::span<const float> bias, int at);
   // Row i of W, as stored: an embedding lookup that needs no second copy.
   void read_row(int i, float* to) const;

@@ -43,7 +43,7 @@ PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a
     for (int r = 0; r < Rows; ++r)
       sums[r] = _mm512_dpbusd_epi32(sums[r], weights, _mm512_set1_epi32(four(a[r * lda], depth)));
   };
-  if constexpr (Type == QuantType::q8_0) {
+  if constexpr (quant_has_bytes(Type)) {
 #pragma GCC unroll 8
     for (int g = 0; g < 8; ++g) add(_mm512_loadu_si512(integers + 64 * g), 4 * g);
   } else {
@@ -67,8 +67,8 @@ PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a
 #elif PYSERVE_LANES == 8
 
 // Products of bytes are summed in pairs to 16 bits, which saturate: what is multiplied keeps clear
-// of that. Q8_0 multiplies |w| by the activation with w's sign, at most 2 * 128 * 127; eight pairs
-// of 4-bit weights come to at most 8 * 2 * 15 * 127.
+// of that. Q8_0 multiplies |w| by the activation with w's sign, at most 2 * 128 * 127; bytes with a
+// minimum are at most 127; eight pairs of 4-bit weights come to at most 8 * 2 * 15 * 127.
 template <QuantType Type, int Rows>
 PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a,
                                std::ptrdiff_t lda, Vec (&out)[Rows][kQuantVectors]) {
@@ -88,6 +88,16 @@ PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a
         for (int r = 0; r < Rows; ++r) {
           const __m256i x = _mm256_set1_epi32(four(a[r * lda], 4 * g));
           const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, weights));
+          sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs, ones));
+        }
+      }
+    } else if constexpr (Type == QuantType::q8_1) {
+      for (int g = 0; g < 8; ++g) {
+        const __m256i weights = load_bytes(g);
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+          const __m256i x = _mm256_set1_epi32(four(a[r * lda], 4 * g));
+          const __m256i pairs = _mm256_maddubs_epi16(weights, x);
           sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs, ones));
         }
       }
@@ -125,12 +135,12 @@ PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a
                                std::ptrdiff_t lda, Vec (&out)[Rows][kQuantVectors]) {
   alignas(64) float weights[kQuantDepth][kQuantColumns];
   constexpr int kOffset = quant_offset(Type);
-  constexpr int kGroups = Type == QuantType::q8_0 ? 8 : 4;
+  constexpr int kGroups = quant_has_bytes(Type) ? 8 : 4;
   for (int g = 0; g < kGroups; ++g)
     for (int c = 0; c < kQuantColumns; ++c)
       for (int j = 0; j < 4; ++j) {
         const int byte = integers[(g * kQuantColumns + c) * 4 + j];
-        if constexpr (Type == QuantType::q8_0) {
+        if constexpr (quant_has_bytes(Type)) {
           weights[4 * g + j][c] = static_cast<float>(byte - kOffset);
         } else {
           weights[4 * g + j][c] = static_cast<float>((byte & 0x0F) - kOffset);

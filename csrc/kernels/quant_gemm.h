@@ -30,12 +30,12 @@ void quant_tile(const QuantGemmArgs& g, const QuantBlock* a, float* c, std::ptrd
     for (int v = 0; v < kQuantVectors; ++v) {
       const Vec d = load_half(scales + 2 * v * kLanes);
       Vec m = {};
-      if constexpr (Type == QuantType::q4_1)
+      if constexpr (quant_has_minimum(Type))
         m = load_half(scales + 2 * (kQuantColumns + v * kLanes));
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
         acc[r][v] = fma(dots[r][v], d * splat(a[r * g.lda].scale), acc[r][v]);
-        if constexpr (Type == QuantType::q4_1)
+        if constexpr (quant_has_minimum(Type))
           acc[r][v] = fma(m, splat(a[r * g.lda].weighted_sum), acc[r][v]);
       }
     }
@@ -77,6 +77,7 @@ inline void set_quant_gemm(Kernels& kernels) {
   kernels.quant_gemm[static_cast<int>(QuantType::q8_0)] = quant_gemm<QuantType::q8_0>;
   kernels.quant_gemm[static_cast<int>(QuantType::q4_0)] = quant_gemm<QuantType::q4_0>;
   kernels.quant_gemm[static_cast<int>(QuantType::q4_1)] = quant_gemm<QuantType::q4_1>;
+  kernels.quant_gemm[static_cast<int>(QuantType::q8_1)] = quant_gemm<QuantType::q8_1>;
 }
 
 }  // namespace pyserve::PYSERVE_ISA

@@ -9,45 +9,46 @@
 
 namespace pyserve {
 
-std::optional<QuantType> quant_type_named(std::string_view name) {
-  if (name == "Q8_0") return QuantType::q8_0;
-  if (name == "Q4_0") return QuantType::q4_0;
-  if (name == "Q4_1") return QuantType::q4_1;
-  return std::nullopt;
-}
-
-int stored_block_bytes(QuantType type) {
-  constexpr int kBytes[] = {34, 18, 20};
-  return kBytes[static_cast<int>(type)];
-}
-
-QuantLinear::QuantLinear(const Kernels& kernels, QuantType type, int out, int in)
-    : kernels_(&kernels), type_(type), layout_(type), out_(out), in_(in) {
-  if (in % kQuantDepth != 0)
-    throw std::invalid_argument("rows of " + std::to_string(in) + " are no whole blocks of 32");
+QuantLinear::QuantLinear(const Kernels& kernels, const StoredFormat& format, int out, int in)
+    : kernels_(&kernels),
+      format_(&format),
+      type_(format.packed_as),
+      layout_(type_),
+      out_(out),
+      in_(in) {
+  if (in % format.elements != 0 || in % kQuantDepth != 0)
+    throw std::invalid_argument("rows of " + std::to_string(in) + " are no whole blocks of " +
+                                std::to_string(std::max(format.elements, kQuantDepth)));
   panels_ = Buffer(panels() * layout_.bytes(blocks()));
 }
 
+void QuantLinear::pack_block(const StoredBlock& block, int index, std::uint8_t* panel,
+                             int column) const {
+  std::uint8_t* scales = panel + index * layout_.scale_bytes + 2 * column;
+  std::memcpy(scales, &block.scale, 2);
+  if (quant_has_minimum(type_)) std::memcpy(scales + 2 * kQuantColumns, &block.minimum, 2);
+  std::uint8_t* integers =
+      panel + layout_.integers(blocks()) + index * layout_.integer_bytes + 4 * column;
+  const auto put = [&](int i, int value) {
+    integers[i / 4 * 4 * kQuantColumns + i % 4] = static_cast<std::uint8_t>(value);
+  };
+  if (quant_has_bytes(type_))
+    for (int i = 0; i < 32; ++i) put(i, block.integers[i]);
+  else
+    for (int i = 0; i < 16; ++i) put(i, block.integers[i] | block.integers[i + 16] << 4);
+}
+
 void QuantLinear::pack_row(const std::uint8_t* stored, std::uint8_t* panel, int column) const {
-  const int half_bytes = layout_.scale_bytes / kQuantColumns;  // 2, or 4 with a minimum
-  std::uint8_t* scales = panel + 2 * column;
-  std::uint8_t* integers = panel + layout_.integers(blocks()) + 4 * column;
-  const bool bytes = type_ == QuantType::q8_0;
-  for (int b = 0; b < blocks(); ++b) {
-    std::memcpy(scales, stored, 2);
-    if (half_bytes == 4) std::memcpy(scales + 2 * kQuantColumns, stored + 2, 2);
-    stored += half_bytes;
-    // A byte of a 4-bit block holds depths i and i + 16 in the file, and here too.
-    for (int i = 0; i < (bytes ? 32 : 16); ++i)
-      integers[i / 4 * 4 * kQuantColumns + i % 4] = bytes ? stored[i] ^ 0x80 : stored[i];
-    stored += bytes ? 32 : 16;
-    scales += layout_.scale_bytes;
-    integers += layout_.integer_bytes;
+  StoredBlock unpacked[kMaxStoredElements / kQuantDepth];
+  const int each = format_->elements / kQuantDepth;
+  for (int b = 0; b < blocks(); b += each, stored += format_->bytes) {
+    format_->unpack(stored, unpacked);
+    for (int i = 0; i < each; ++i) pack_block(unpacked[i], b + i, panel, column);
   }
 }
 
 void QuantLinear::pack(ThreadPool& pool, const std::uint8_t* stored) {
-  const std::ptrdiff_t row_bytes = std::ptrdiff_t{blocks()} * stored_block_bytes(type_);
+  const std::ptrdiff_t row_bytes = std::ptrdiff_t{in_ / format_->elements} * format_->bytes;
   pool.run(panels(), [&](int panel, int) {
     const int first = panel * kQuantColumns;
     for (int column = 0; column < std::min(kQuantColumns, out_ - first); ++column)
@@ -66,13 +67,13 @@ void QuantLinear::read_row(int i, float* to) const {
   };
   for (int b = 0; b < blocks(); ++b, to += kQuantDepth) {
     const float d = half_at(scales);
-    const float m = type_ == QuantType::q4_1 ? half_at(scales + 2 * kQuantColumns) : 0.0f;
+    const float m = quant_has_minimum(type_) ? half_at(scales + 2 * kQuantColumns) : 0.0f;
     for (int depth = 0; depth < kQuantDepth; ++depth) {
-      const int i = type_ == QuantType::q8_0 ? depth : depth % 16;
+      const int i = quant_has_bytes(type_) ? depth : depth % 16;
       const int byte = integers[i / 4 * 4 * kQuantColumns + i % 4];
-      const int u = type_ == QuantType::q8_0 ? byte : depth < 16 ? byte & 0x0F : byte >> 4;
+      const int u = quant_has_bytes(type_) ? byte : depth < 16 ? byte & 0x0F : byte >> 4;
       to[depth] = static_cast<float>(u - quant_offset(type_)) * d;
-      if (type_ == QuantType::q4_1) to[depth] += m;
+      if (quant_has_minimum(type_)) to[depth] += m;
     }
     scales += layout_.scale_bytes;
     integers += layout_.integer_bytes;

@@ -2,34 +2,28 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string_view>
 
 #include "kernels/buffer.h"
 #include "kernels/kernels.h"
+#include "kernels/stored_format.h"
 #include "kernels/thread_pool.h"
 
 namespace pyserve {
 
-// By GGUF's name, such as "Q4_1"; nothing for a type that has no kernels.
-std::optional<QuantType> quant_type_named(std::string_view name);
-// Bytes of one block of 32 in a GGUF file.
-int stored_block_bytes(QuantType type);
-
-// y = x W^T + b for W [out, in] in blocks of 32 along K, stored as QuantPanels of 16 outputs. x is
+// y = x W^T + b for W [out, in] in blocks of 32 along K, kept as QuantPanels of 16 outputs. x is
 // quantised to 8 bits per row and block; the product is exact within a block.
 class QuantLinear {
  public:
-  QuantLinear(const Kernels& kernels, QuantType type, int out, int in);
+  QuantLinear(const Kernels& kernels, const StoredFormat& format, int out, int in);
 
   int out() const { return out_; }
   int in() const { return in_; }
   int blocks() const { return in_ / kQuantDepth; }
   std::size_t bytes() const { return panels_.bytes(); }
 
-  // Copies W in from a GGUF file's bytes: [out, in / 32] blocks.
+  // Copies W in from bytes as a file has them: whole blocks of the format, row after row.
   void pack(ThreadPool& pool, const std::uint8_t* stored);
-  // Row i of W, dequantised as when the whole of W is.
+  // Row i of W, as the product takes it.
   void read_row(int i, float* to) const;
 
   int panels() const { return (out_ + kQuantColumns - 1) / kQuantColumns; }
@@ -41,11 +35,13 @@ class QuantLinear {
 
  private:
   void pack_row(const std::uint8_t* stored, std::uint8_t* panel, int column) const;
+  void pack_block(const StoredBlock& block, int index, std::uint8_t* panel, int column) const;
   std::uint8_t* panel_at(int panel) const {
     return panels_.as<std::uint8_t>() + panel * layout_.bytes(blocks());
   }
 
   const Kernels* kernels_;
+  const StoredFormat* format_;
   QuantType type_;
   QuantPanel layout_;
   int out_;

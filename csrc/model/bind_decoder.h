@@ -76,27 +76,29 @@ inline void load_weight(Decoder& decoder, const std::string& name, const at::Ten
   decoder.load(name, {data.sizes().data(), data.sizes().size()}, data.const_data_ptr<float>());
 }
 
-// blocks uint8 [rows, columns / 32 * bytes of a block]; the shape in elements.
-struct StoredBlocks {
-  QuantType type;
+// blocks uint8 [rows, bytes of a row's blocks]; the shape in elements.
+struct StoredMatrix {
+  const StoredFormat* format;
   at::Tensor bytes;
   std::array<std::int64_t, 2> shape;
 };
 
-inline StoredBlocks stored_blocks(const std::string& type, const at::Tensor& blocks) {
-  const auto known = quant_type_named(type);
-  TORCH_CHECK_VALUE(known.has_value(), "no kernels for weights in ", type);
+inline StoredMatrix stored_matrix(const std::string& type, const at::Tensor& blocks) {
+  const StoredFormat* format = stored_format_named(type);
+  TORCH_CHECK_VALUE(format != nullptr, "no kernels for weights in ", type);
   TORCH_CHECK_VALUE(blocks.dim() == 2 && blocks.scalar_type() == at::kByte,
                     "blocks must be uint8 [rows, bytes]");
-  const int bytes = stored_block_bytes(*known);
-  TORCH_CHECK_VALUE(blocks.size(1) % bytes == 0, "rows are no whole number of ", type, " blocks");
-  return {*known, blocks.contiguous(), {blocks.size(0), blocks.size(1) / bytes * kQuantDepth}};
+  TORCH_CHECK_VALUE(blocks.size(1) % format->bytes == 0, "rows are no whole number of ", type,
+                    " blocks");
+  return {format,
+          blocks.contiguous(),
+          {blocks.size(0), blocks.size(1) / format->bytes * format->elements}};
 }
 
 inline void load_blocks(Decoder& decoder, const std::string& name, const std::string& type,
                         const at::Tensor& blocks) {
-  const StoredBlocks stored = stored_blocks(type, blocks);
-  decoder.load(name, stored.shape, stored.type, stored.bytes.const_data_ptr<std::uint8_t>());
+  const StoredMatrix stored = stored_matrix(type, blocks);
+  decoder.load(name, stored.shape, *stored.format, stored.bytes.const_data_ptr<std::uint8_t>());
 }
 
 inline std::pair<at::Tensor, at::Tensor> decoder_forward(
@@ -134,10 +136,10 @@ inline std::unique_ptr<Projection> make_linear(const at::Tensor& weight, const s
 inline std::unique_ptr<Projection> make_quantized_linear(const std::string& type,
                                                          const at::Tensor& blocks,
                                                          const std::string& isa) {
-  const StoredBlocks stored = stored_blocks(type, blocks);
+  const StoredMatrix stored = stored_matrix(type, blocks);
   const int out = static_cast<int>(stored.shape[0]), in = static_cast<int>(stored.shape[1]);
   auto linear = std::make_unique<Projection>(kernels_for(isa), DType::float32, out, in);
-  linear->pack(shared_pool(), stored.type, stored.bytes.const_data_ptr<std::uint8_t>(), out, 0);
+  linear->pack(shared_pool(), *stored.format, stored.bytes.const_data_ptr<std::uint8_t>(), out, 0);
   return linear;
 }
 
@@ -158,6 +160,18 @@ inline at::Tensor read_linear_row(const Projection& linear, std::int64_t row) {
   return y;
 }
 
+inline py::dict stored_format_table() {
+  constexpr const char* kKept[] = {"Q8_0", "Q4_0", "Q4_1", "Q8_1"};
+  py::dict table;
+  for (const StoredFormat& format : stored_formats()) {
+    const QuantPanel panel(format.packed_as);
+    table[py::str(format.name)] = py::make_tuple(
+        kKept[static_cast<int>(format.packed_as)],
+        (panel.scale_bytes + panel.integer_bytes) / kQuantColumns, format.elements, format.bytes);
+  }
+  return table;
+}
+
 inline void bind_model(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def("set_num_threads", &set_num_threads, no_gil, py::arg("threads"),
@@ -175,6 +189,11 @@ inline void bind_model(py::module_& m) {
         return names;
       },
       "Instruction sets that this build and this processor have, slowest first.");
+  m.def(
+      "stored_formats", &stored_format_table,
+      R"(Types of weights that can be kept quantised, by GGUF's name, with bytes and elements of a block.
+
+Of each (kept as, bytes of 32 elements then, elements, bytes): F32, F16 and BF16 are rounded to 8 bits.)");
   m.def("has_bfloat16", &has_bfloat16, "Whether the processor has bfloat16 dot products (x86).");
   py::class_<Projection>(m, "Linear",
                          R"(A linear layer's weight [out, in], packed for one instruction set.
@@ -184,7 +203,7 @@ The decoder's matrix product by itself, for tests and measurements.)")
            py::arg("isa") = "")
       .def_static("from_blocks", &make_quantized_linear, no_gil, py::arg("kind"), py::arg("blocks"),
                   py::arg("isa") = "",
-                  "A weight that stays quantised: GGUF's Q8_0, Q4_0 or Q4_1, uint8 [out, bytes].")
+                  "A quantised weight: uint8 [out, bytes] in a type of stored_formats().")
       .def("apply", &apply_linear, no_gil, py::arg("x"),
            "x W^T for float32 x [rows, in], float32 [rows, out]; a row's bits depend on it alone.")
       .def("read_row", &read_linear_row, no_gil, py::arg("row"),
@@ -202,10 +221,10 @@ wherever its blocks lie. One thread at a time.)")
       .def("load", &load_weight, no_gil, py::arg("name"), py::arg("tensor"),
            "Copies one weight in, by canonical name (pyserve.models.config). ValueError: wrong "
            "shape.")
-      .def(
-          "load_blocks", &load_blocks, no_gil, py::arg("name"), py::arg("kind"), py::arg("blocks"),
-          "The same for a matrix in GGUF's Q8_0, Q4_0 or Q4_1, uint8 [rows, bytes of a row], which "
-          "stays quantised: products quantise their other side to 8 bits by token and 32 depths.")
+      .def("load_blocks", &load_blocks, no_gil, py::arg("name"), py::arg("kind"), py::arg("blocks"),
+           "The same for a matrix, uint8 [rows, bytes of a row] in a type of stored_formats(), "
+           "which is "
+           "kept quantised: products quantise their other side to 8 bits by token and 32 depths.")
       .def("seal", &Decoder::seal, "Ends loading. ValueError lists missing and unexpected names.")
       .def("allocate_kv", &Decoder::allocate_kv, no_gil, py::arg("num_blocks"),
            py::arg("block_size"), "Replaces the KV storage by an empty one. MemoryError: no room.")

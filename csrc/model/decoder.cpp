@@ -33,10 +33,10 @@ void Decoder::load(const std::string& name, std::span<const std::int64_t> shape,
   weights_.load(name, shape, data);
 }
 
-void Decoder::load(const std::string& name, std::span<const std::int64_t> shape, QuantType type,
-                   const std::uint8_t* blocks) {
+void Decoder::load(const std::string& name, std::span<const std::int64_t> shape,
+                   const StoredFormat& format, const std::uint8_t* blocks) {
   if (sealed_) throw std::logic_error("the weights are sealed: " + name + " comes too late");
-  weights_.load(name, shape, type, blocks);
+  weights_.load(name, shape, format, blocks);
 }
 
 void Decoder::seal() {

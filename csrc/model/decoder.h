@@ -31,9 +31,9 @@ class Decoder {
   Decoder(DecoderConfig config, DType dtype, const Kernels& kernels);
 
   void load(const std::string& name, std::span<const std::int64_t> shape, const float* data);
-  // A matrix in a GGUF file's blocks that stays quantised; shape in elements.
-  void load(const std::string& name, std::span<const std::int64_t> shape, QuantType type,
-            const std::uint8_t* blocks);
+  // A matrix in a format's blocks, quantised then; shape in elements.
+  void load(const std::string& name, std::span<const std::int64_t> shape,
+            const StoredFormat& format, const std::uint8_t* blocks);
   // All weights are in; throws std::invalid_argument where they do not fit.
   void seal();
   void allocate_kv(int num_blocks, int block_size);

@@ -74,8 +74,8 @@ void Weights::add_linear(const std::string& name, Projection& linear, int rows, 
       .copy = [&linear, rows,
                at](const float* from) { linear.pack(shared_pool(), from, rows, at); },
       .copy_blocks =
-          [&linear, rows, at](QuantType type, const std::uint8_t* from) {
-            linear.pack(shared_pool(), type, from, rows, at);
+          [&linear, rows, at](const StoredFormat& format, const std::uint8_t* from) {
+            linear.pack(shared_pool(), format, from, rows, at);
           }};
   slots_[name + ".bias"] = {
       .shape = {rows}, .required = false, .copy = [&linear, rows, at](const float* from) {
@@ -115,12 +115,11 @@ void Weights::load(const std::string& name, std::span<const std::int64_t> shape,
   }
 }
 
-void Weights::load(const std::string& name, std::span<const std::int64_t> shape, QuantType type,
-                   const std::uint8_t* blocks) {
+void Weights::load(const std::string& name, std::span<const std::int64_t> shape,
+                   const StoredFormat& format, const std::uint8_t* blocks) {
   if (Slot* slot = slot_for(name, shape)) {
-    if (!slot->copy_blocks)
-      throw std::invalid_argument("weight " + name + " cannot stay quantised");
-    slot->copy_blocks(type, blocks);
+    if (!slot->copy_blocks) throw std::invalid_argument("weight " + name + " cannot be quantised");
+    slot->copy_blocks(format, blocks);
     slot->loaded = true;
   }
 }

@@ -39,10 +39,10 @@ class Weights {
   // Copies one tensor in. An unknown name is remembered for check(); a wrong shape throws
   // std::invalid_argument.
   void load(const std::string& name, std::span<const std::int64_t> shape, const float* data);
-  // The same for a matrix in a GGUF file's blocks, shape [rows, columns] in elements, which stay
-  // quantised. A weight that is not a linear layer's throws std::invalid_argument.
-  void load(const std::string& name, std::span<const std::int64_t> shape, QuantType type,
-            const std::uint8_t* blocks);
+  // The same for a matrix, shape [rows, columns] in elements, in a format's blocks: quantised
+  // then. A weight that is not a linear layer's throws std::invalid_argument.
+  void load(const std::string& name, std::span<const std::int64_t> shape,
+            const StoredFormat& format, const std::uint8_t* blocks);
   // Throws std::invalid_argument that lists what is missing and what was not expected.
   void check() const;
   std::size_t bytes() const;
@@ -60,7 +60,7 @@ class Weights {
     bool required;
     bool loaded = false;
     std::function<void(const float*)> copy;
-    std::function<void(QuantType, const std::uint8_t*)> copy_blocks =
+    std::function<void(const StoredFormat&, const std::uint8_t*)> copy_blocks =
         nullptr;  // linear layers only
   };
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -14,8 +14,14 @@ from pyserve.models.config import DecoderConfig
 from pyserve.models.source import QuantizedTensor
 
 ELEMENT_SIZES = {"float32": 4, "bfloat16": 2}
-KEPT_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
-"""GGUF types that the kernels multiply with as they are; others become the compute type."""
+PLAIN = ("F32", "F16", "BF16")
+KEPT_QUANTIZED: Mapping[str, float] = {
+    name: kept_bytes / 32
+    for name, (_, kept_bytes, _, _) in _C.stored_formats().items()
+    if name not in PLAIN
+}
+"""GGUF types that stay quantised, as they are or as the nearest that the kernels multiply with, and the bytes
+that an element takes then; others become the compute type."""
 
 
 class WeightSource(Protocol):

@@ -58,6 +58,7 @@ def pull(model: str | None) -> None:
 def inspect(model: str | None) -> None:
     """Show what MODEL is and the memory that it will take. Reads headers only, not the weights."""
     from pyserve.backends.native import ELEMENT_SIZES, KEPT_QUANTIZED, default_dtype
+    from pyserve.models.checkpoint import NOTHING
     from pyserve.models.load import open_checkpoint
 
     checkpoint = open_checkpoint(model)
@@ -90,7 +91,7 @@ def inspect(model: str | None) -> None:
     native = default_dtype()
     for label, dtype, keep in (
         ("as served", native, KEPT_QUANTIZED),
-        *((f"in {dtype}", dtype, ()) for dtype in ELEMENT_SIZES),
+        *((f"in {dtype}", dtype, NOTHING) for dtype in ELEMENT_SIZES),
     ):
         size = ELEMENT_SIZES[dtype]
         per_token = config.kv_bytes_per_token(size)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,8 @@ from pyserve.models.source import QuantizedTensor, StoredSummary, TensorSource, 
 
 if TYPE_CHECKING:
     from pyserve.models.tokenizer import Tokenizer
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,16 @@ class Checkpoint:
         """Numbers in the weights; tied embeddings count once."""
         return self.stored.num_parameters
 
-    def weight_bytes(self, element_bytes: int, keep: Collection[str] = ()) -> int:
+    def weight_bytes(self, element_bytes: int, keep: Mapping[str, float] = NOTHING) -> int:
         """Memory of the weights at ``element_bytes`` a number, but for matrices stored in a type that
-        ``keep`` names, which stay as they are. Reads headers only.
+        ``keep`` names, with the bytes of an element then. Reads headers only.
         """
-        total = 0
+        total = 0.0
         for weight in self.weights:
             stored = self.source.stored(weight.key)
-            kept = stored.dtype in keep and weight.is_linear
-            total += stored.num_bytes if kept else stored.num_elements * element_bytes
-        return total
+            kept = keep.get(stored.dtype) if weight.is_linear else None
+            total += stored.num_elements * (element_bytes if kept is None else kept)
+        return round(total)
 
     def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
         """Every weight as (canonical name, tensor in float32, float16 or bfloat16), each read when asked for.

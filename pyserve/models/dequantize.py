@@ -138,6 +138,52 @@ def _unpack_q6_k(blocks: Tensor, out: Tensor) -> None:
     out.view(-1, 16, 16).mul_(scales.unsqueeze(2))
 
 
+def _pairs_of_bits(packed: Tensor) -> Tensor:
+    """2-bit values of ``packed [n, 64]``: each 32 bytes hold four groups of 32; ``[n, 8, 32]``."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
+    return ((packed.reshape(-1, 2, 1, 32) >> shifts) & 3).view(-1, 8, 32)
+
+
+def _unpack_q2_k(blocks: Tensor, out: Tensor) -> None:
+    scales = blocks[:, :16]
+    steps = _half(blocks, 80) * (scales & 0x0F).float()
+    minima = _half(blocks, 82) * (scales >> 4).float()
+    out.copy_(_pairs_of_bits(blocks[:, 16:80]).view(-1, 256))
+    out.view(-1, 16, 16).mul_(steps.unsqueeze(2)).sub_(minima.unsqueeze(2))
+
+
+def _unpack_q3_k(blocks: Tensor, out: Tensor) -> None:
+    shifts = torch.arange(8, dtype=torch.uint8).view(8, 1)
+    high = (blocks[:, :32].unsqueeze(1) >> shifts) & 1
+    low = _low_nibbles(blocks[:, 96:104], 8).view(-1, 16)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
+    top = ((blocks[:, 104:108].unsqueeze(1) >> shifts) & 3).view(-1, 16)
+    steps = _half(blocks, 108) * ((low | (top << 4)).float() - 32)
+    out.copy_((_pairs_of_bits(blocks[:, 32:96]) | (high << 2)).view(-1, 256)).sub_(4)
+    out.view(-1, 16, 16).mul_(steps.unsqueeze(2))
+
+
+_NON_LINEAR = torch.tensor(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    dtype=torch.float32,
+)  # fmt: skip
+
+
+def _unpack_iq4_nl(blocks: Tensor, out: Tensor) -> None:
+    values = _low_nibbles(blocks[:, 2:], 16).view(-1, 32).int()
+    out.copy_(_NON_LINEAR[values]).mul_(_half(blocks, 0))
+
+
+def _unpack_iq4_xs(blocks: Tensor, out: Tensor) -> None:
+    low = _low_nibbles(blocks[:, 4:8], 1).view(-1, 8)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)
+    high = ((blocks[:, 2:4].unsqueeze(2) >> shifts) & 3).view(-1, 8)
+    steps = _half(blocks, 0) * ((low | (high << 4)).float() - 32)
+    values = _low_nibbles(blocks[:, 8:], 16).view(-1, 256).int()
+    out.copy_(_NON_LINEAR[values])
+    out.view(-1, 8, 32).mul_(steps.unsqueeze(2))
+
+
 FORMATS: Mapping[int, BlockFormat] = {
     0: BlockFormat("F32", 1, 4, torch.float32),
     1: BlockFormat("F16", 1, 2, torch.float16),
@@ -146,15 +192,19 @@ FORMATS: Mapping[int, BlockFormat] = {
     6: BlockFormat("Q5_0", 32, 22, unpack=_unpack_q5_0),
     7: BlockFormat("Q5_1", 32, 24, unpack=_unpack_q5_1),
     8: BlockFormat("Q8_0", 32, 34, unpack=_unpack_q8_0),
+    10: BlockFormat("Q2_K", 256, 84, unpack=_unpack_q2_k),
+    11: BlockFormat("Q3_K", 256, 110, unpack=_unpack_q3_k),
     12: BlockFormat("Q4_K", 256, 144, unpack=_unpack_q4_k),
     13: BlockFormat("Q5_K", 256, 176, unpack=_unpack_q5_k),
     14: BlockFormat("Q6_K", 256, 210, unpack=_unpack_q6_k),
+    20: BlockFormat("IQ4_NL", 32, 18, unpack=_unpack_iq4_nl),
+    23: BlockFormat("IQ4_XS", 256, 136, unpack=_unpack_iq4_xs),
     30: BlockFormat("BF16", 1, 2, torch.bfloat16),
 }
 """By ggml's type number. Everything that is not here is refused by name where the name is known."""
 
 UNSUPPORTED: Mapping[int, str] = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
-    19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
-    27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
+    22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip

@@ -6,7 +6,8 @@ import gguf
 import torch
 from torch import Tensor
 
-TYPES = ("Q8_0", "Q4_0", "Q4_1")
+TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_1")
+"""One for each type of the kernels."""
 
 
 def quantize_weight(weight: Tensor, kind: str) -> Tensor:

@@ -17,26 +17,15 @@ from pyserve.errors import ModelError
 from pyserve.models.default import fetch_default
 from pyserve.models.dequantize import FORMATS, dequantize
 from pyserve.models.gguf import GGUFFile
+from tests.models.gguf_blocks import random_blocks
 
 QUANTISED = [kind for kind, fmt in FORMATS.items() if fmt.unpack is not None]
 ROWS = 5
 
 
-def random_blocks(kind: int, blocks: int, seed: int = 0) -> np.ndarray:
-    """Random bytes whose half-precision scales are finite, uint8 ``[blocks, block_bytes]``."""
-    rng = np.random.default_rng(seed)
-    fmt = FORMATS[kind]
-    data = rng.integers(0, 256, (blocks, fmt.block_bytes), dtype=np.uint8)
-    scales = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0]}.get(fmt.name, [0, 2])
-    for offset in scales:
-        halves = rng.normal(0, 3, (blocks, 1)).astype(np.float16)
-        data[:, offset : offset + 2] = halves.view(np.uint8)
-    return data
-
-
 @pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: FORMATS[kind].name)
 def test_quantised_blocks_are_read_exactly(kind: int) -> None:
-    data = random_blocks(kind, 1000)
+    data = random_blocks(FORMATS[kind].name, 1000)
     expected = reference_dequantize(data, gguf.GGMLQuantizationType(kind))
     actual = dequantize(torch.from_numpy(data).flatten(), FORMATS[kind])
     assert actual.numpy().tobytes() == expected.astype(np.float32).tobytes()
@@ -51,7 +40,7 @@ def test_tensors_in_a_file_are_read_exactly(kind: int, tmp_path: Path) -> None:
     if fmt.name in quantised_by_package:
         data = gguf.quants.quantize(values, gguf.GGMLQuantizationType(kind))
     else:
-        data = random_blocks(kind, 3 * ROWS).reshape(ROWS, -1)
+        data = random_blocks(FORMATS[kind].name, 3 * ROWS).reshape(ROWS, -1)
     path = tmp_path / "one.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("padding", np.ones(3, dtype=np.float32))
@@ -67,7 +56,9 @@ def test_tensors_in_a_file_are_read_exactly(kind: int, tmp_path: Path) -> None:
 def test_blocks_are_those_of_the_file(kind: int, tmp_path: Path) -> None:
     fmt = FORMATS[kind]
     data = (
-        random_blocks(kind, 3 * ROWS).reshape(ROWS, -1) if fmt.unpack else np.ones((ROWS, 4), "u1")
+        random_blocks(FORMATS[kind].name, 3 * ROWS).reshape(ROWS, -1)
+        if fmt.unpack
+        else np.ones((ROWS, 4), "u1")
     )
     path = tmp_path / "one.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -213,10 +204,10 @@ def test_other_files_are_refused_with_a_reason(
 def test_unsupported_tensor_types_are_named(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    blocks = np.zeros((1, 84), dtype=np.uint8)
-    writer.add_tensor("t", blocks, raw_dtype=gguf.GGMLQuantizationType.Q2_K)
+    blocks = np.zeros((1, 66), dtype=np.uint8)
+    writer.add_tensor("t", blocks, raw_dtype=gguf.GGMLQuantizationType.IQ2_XXS)
     finish(writer)
-    with pytest.raises(ModelError, match="'t' has type Q2_K"):
+    with pytest.raises(ModelError, match="'t' has type IQ2_XXS"):
         GGUFFile(path)
 
 

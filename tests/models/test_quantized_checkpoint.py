@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import gguf
@@ -10,7 +11,7 @@ import torch
 
 from pyserve.backends.native import KEPT_QUANTIZED, NativeBackend
 from pyserve.errors import ModelError
-from pyserve.models.checkpoint import Checkpoint
+from pyserve.models.checkpoint import NOTHING, Checkpoint
 from pyserve.models.load import open_checkpoint
 from pyserve.models.source import QuantizedTensor
 from tests.kernels.quant_twin import dequantize_weight
@@ -18,7 +19,7 @@ from tests.model.harness import random_model
 from tests.models.gguf_writing import write_model
 
 
-def kept_and_dequantized(checkpoint: Checkpoint, keep: tuple[str, ...]) -> list[str]:
+def kept_and_dequantized(checkpoint: Checkpoint, keep: Collection[str]) -> list[str]:
     """The kept types, once every kept matrix was found to hold what its dequantised form does."""
     plain = dict(checkpoint.tensors())
     types = []
@@ -43,7 +44,7 @@ def test_the_default_model_keeps_every_matrix() -> None:
 
 def test_memory_is_told_from_the_headers() -> None:
     checkpoint = open_checkpoint(None)
-    for keep in (KEPT_QUANTIZED, ()):
+    for keep in (KEPT_QUANTIZED, NOTHING):
         loaded = sum(tensor.nbytes for _, tensor in checkpoint.tensors(keep))
         assert checkpoint.weight_bytes(4, keep) == loaded
 

@@ -4,6 +4,7 @@ float32, on real English. docs/performance.md has the figures; the bounds here l
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def checkpoint() -> Checkpoint:
     return open_checkpoint(None)
 
 
-def decoder_of(checkpoint: Checkpoint, keep: tuple[str, ...]) -> Decoder:
+def decoder_of(checkpoint: Checkpoint, keep: Collection[str]) -> Decoder:
     decoder = Decoder(checkpoint.config.as_dict(), "float32")
     for name, tensor in checkpoint.tensors(keep):
         if isinstance(tensor, QuantizedTensor):
