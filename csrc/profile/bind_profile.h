@@ -7,6 +7,7 @@
 
 #include "profile/limits.h"
 #include "profile/range.h"
+#include "profile/rows.h"
 
 namespace pyserve {
 
@@ -46,6 +47,11 @@ inline double measure_peak(const std::string& kind, double seconds, const std::s
   return profile::measure_peak(kernels_for(isa), arithmetic, seconds);
 }
 
+inline double time_rows(const std::string& op, int rows, int width, double seconds,
+                        const std::string& isa) {
+  return profile::time_rows(kernels_for(isa), op, rows, width, seconds);
+}
+
 inline void bind_profile(py::module_& m) {
   using profile::OpTime;
   py::class_<OpTime>(m, "OpTime", "What one op took between profile_start and profile_stop.")
@@ -83,6 +89,12 @@ inline void bind_profile(py::module_& m) {
   m.def("measure_peak", &measure_peak, no_gil, py::arg("kind"), py::arg("seconds") = 0.1,
         py::arg("isa") = "",
         "Operations a second (a multiply-add is two) of all threads in \"float32\" or \"int8\".");
+  m.def(
+      "time_rows", &time_rows, no_gil, py::arg("op"), py::arg("rows"), py::arg("width"),
+      py::arg("seconds") = 0.05, py::arg("isa") = "",
+      "Seconds that a kernel over rows of activations takes on this thread: rms_norm, layer_norm, "
+      "add, silu_mul, gelu_mul, rotate or quantize. ValueError: unknown, or the width is no "
+      "multiple of 64.");
   py::class_<PythonRange>(
       m, "Range",
       "with Range(\"route\"): an NVTX range, and a timer, on this thread, by the name of an op.\n\n"

@@ -1,36 +1,13 @@
 #include "profile/limits.h"
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
 #include "kernels/buffer.h"
 #include "kernels/thread_pool.h"
+#include "profile/best.h"
 
 namespace pyserve::profile {
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-// The most of `amount` a second over as many runs as fit; the first, which warms up, not counted.
-template <typename Run>
-double best_rate(double seconds, const Run& run) {
-  double best = 0;
-  run();
-  for (const auto begin = Clock::now(); seconds_since(begin) < seconds;) {
-    const auto at = Clock::now();
-    const double amount = run();
-    best = std::max(best, amount / seconds_since(at));
-  }
-  return best;
-}
-
-}  // namespace
 
 double measure_read(const Kernels& kernels, std::size_t bytes, double seconds) {
   constexpr double kLeastBytes = 64 << 20;  // in one run: waking the threads must not weigh

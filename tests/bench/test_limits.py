@@ -48,3 +48,16 @@ def test_wrong_arguments_are_refused() -> None:
         _C.measure_peak("float16")
     with pytest.raises(ValueError, match="positive"):
         _C.measure_read(0)
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "add", "silu_mul", "gelu_mul", "rotate"])
+def test_row_kernels_can_be_timed_alone(op: str) -> None:
+    assert 0 < _C.time_rows(op, 2, 128, 0.001) < 1
+
+
+def test_unknown_row_kernels_and_odd_widths_are_refused() -> None:
+    assert _C.time_rows("quantize", 1, 64, 0.0, "portable") > 0
+    with pytest.raises(ValueError, match="no row kernel is called softmax"):
+        _C.time_rows("softmax", 1, 64)
+    with pytest.raises(ValueError, match="multiple of 64"):
+        _C.time_rows("add", 1, 100)
