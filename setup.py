@@ -134,7 +134,7 @@ def extension() -> Extension:
         sources(".cpp") + sources(".cu"),
         include_dirs=include,
         define_macros=[("PYSERVE_WITH_CUDA", None)],
-        extra_compile_args={"cxx": cxx, "nvcc": ["-O3", "-std=c++20"]},
+        extra_compile_args={"cxx": cxx, "nvcc": ["-O3", "-std=c++20", "--fmad=false"]},
     )
 
 

@@ -4,6 +4,8 @@
 
 #include "batch/ops.h"
 #include "batch/step_buffers.h"
+#include "device/bind_wishes.h"
+#include "device/ops.h"
 #include "kernels/sample.h"
 #include "model/bind_decoder.h"
 #include "profile/bind_profile.h"
@@ -297,6 +299,7 @@ Sampled sample_rows(const Tensor& logits, const BlockPool& pool, const SamplerSt
 
 void bind_sampling(py::module_& m) {
   bind_sampler_state(m);
+  bind_wishes(m);
   const py::object error = py::exception<std::runtime_error>(m, "SampleError", PyExc_ValueError);
   error.attr("__doc__") =
       "Rows that cannot be sampled. `failed`: {index into rows: why}. The others were not at fault:"
@@ -331,12 +334,41 @@ TORCH_LIBRARY(pyserve, m) {
   m.def(
       "locate(Tensor cu_seqlens, Tensor context_lens, Tensor block_table, int block_size,"
       " int num_tokens) -> (Tensor positions, Tensor slots)");
+  // RMSNorm of x [T, N], LayerNorm where there is a bias; addend is added to x, in place, first.
+  // float32 or bfloat16 each, weight and bias float32 [N]; the result is `dtype`.
+  m.def(
+      "normalize(Tensor(a!) x, Tensor? addend, Tensor weight, Tensor? bias, float eps,"
+      " ScalarType dtype) -> Tensor");
+  // Query, key and value heads of qkv [T, (H + 2 K) D]: queries and keys are RMS-normed (by q_norm,
+  // k_norm float32 [D], where given) and rotated (by rope float32 [positions, D], cosines then
+  // sines) in place, keys and values written to slots int32 [T] of pages [blocks, block_size, K,
+  // D].
+  m.def(
+      "place_heads(Tensor(a!) qkv, Tensor(b!) keys, Tensor(c!) values, Tensor positions,"
+      " Tensor slots, Tensor? rope, Tensor? q_norm, Tensor? k_norm, float eps, int num_heads)"
+      " -> ()");
+  // silu (kind 0) or tanh gelu (1) of x [T, N]; gated: of the first half, times the second.
+  m.def("activate(Tensor x, bool gated, int kind) -> Tensor");
+  // One token for each row of logits float32 [R, V], as pack_wishes packs what rows wish for. The
+  // logits are as they were afterwards. Like `sample`, with a status for each row (int32 [R]): 0
+  // drawn, 1 logits not finite, 2 no finite logit.
+  m.def(
+      "draw(Tensor(a!) logits, Tensor(b!) wishes, int width) -> (Tensor tokens, Tensor logprobs,"
+      " Tensor top_ids, Tensor top_logprobs, Tensor status)");
+  // The next decode step's input_ids and context_lens, in place, from the tokens int32 [S] that the
+  // last one drew.
+  m.def("feed_forward(Tensor tokens, Tensor(a!) input_ids, Tensor(b!) context_lens) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(pyserve, CPU, m) {
   m.impl("pad", pyserve::cpu::pad);
   m.impl("unpad", pyserve::cpu::unpad);
   m.impl("locate", pyserve::cpu::locate);
+  m.impl("normalize", pyserve::cpu::normalize);
+  m.impl("place_heads", pyserve::cpu::place_heads);
+  m.impl("activate", pyserve::cpu::activate);
+  m.impl("draw", pyserve::cpu::draw);
+  m.impl("feed_forward", pyserve::cpu::feed_forward);
 }
 
 #ifdef PYSERVE_WITH_CUDA
@@ -344,6 +376,11 @@ TORCH_LIBRARY_IMPL(pyserve, CUDA, m) {
   m.impl("pad", pyserve::cuda::pad);
   m.impl("unpad", pyserve::cuda::unpad);
   m.impl("locate", pyserve::cuda::locate);
+  m.impl("normalize", pyserve::cuda::normalize);
+  m.impl("place_heads", pyserve::cuda::place_heads);
+  m.impl("activate", pyserve::cuda::activate);
+  m.impl("draw", pyserve::cuda::draw);
+  m.impl("feed_forward", pyserve::cuda::feed_forward);
 }
 #endif
 

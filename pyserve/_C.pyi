@@ -135,6 +135,10 @@ class SamplerState:
 def sample(
     logits: Tensor, pool: BlockPool, state: SamplerState, rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+def pack_wishes(
+    pool: BlockPool, state: SamplerState, rows: Tensor, vocabulary: int
+) -> tuple[Tensor, int, dict[int, str]]: ...
+def emulate_lanes(lanes: int) -> None: ...
 
 # --- model ---
 

@@ -7,11 +7,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define PYSERVE_HOST_DEVICE __host__ __device__
-#else
-#define PYSERVE_HOST_DEVICE
-#endif
+#include "device/host_device.h"
 
 namespace pyserve {
 

@@ -6,9 +6,12 @@
 #include <array>
 #include <cstdint>
 
+#include "device/host_device.h"
+
 namespace pyserve {
 
-inline std::array<uint32_t, 4> philox(uint64_t key, std::array<uint32_t, 4> counter) {
+PYSERVE_HOST_DEVICE inline std::array<uint32_t, 4> philox(uint64_t key,
+                                                          std::array<uint32_t, 4> counter) {
   auto low = uint32_t(key), high = uint32_t(key >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * counter[0];
@@ -22,7 +25,7 @@ inline std::array<uint32_t, 4> philox(uint64_t key, std::array<uint32_t, 4> coun
 }
 
 // Uniform in [0, 1), 53 bits, for the token at `position` of a sequence with this seed.
-inline double uniform(uint64_t seed, uint64_t position) {
+PYSERVE_HOST_DEVICE inline double uniform(uint64_t seed, uint64_t position) {
   const auto words = philox(seed, {uint32_t(position), uint32_t(position >> 32), 0, 0});
   const uint64_t bits = uint64_t{words[1]} << 32 | words[0];
   return double(bits >> 11) * 0x1p-53;

@@ -13,6 +13,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from pyserve._C import BlockPool, SamplerState
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -116,6 +118,16 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Gives everything back. Idempotent; nothing is called afterwards."""
+
+
+@runtime_checkable
+class SamplingBackend(Protocol):
+    """A back-end that draws tokens itself, where its logits are; others leave that to ``_C.sample``."""
+
+    def sample(
+        self, logits: Tensor, pool: BlockPool, state: SamplerState, rows: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What ``_C.sample`` does and raises, for logits of the last forward or rows of them."""
 
 
 @runtime_checkable

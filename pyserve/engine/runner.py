@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyserve import _C
-from pyserve.backends.base import Backend
+from pyserve.backends.base import Backend, SamplingBackend
 from pyserve.core.step import Sampled, StepOutcome
 from pyserve.errors import RequestError, StepFailed
 
@@ -49,6 +49,7 @@ class StepRunner:
         self._pool = pool
         self._sampler = sampler
         self._buffers = buffers
+        self._draw = backend.sample if isinstance(backend, SamplingBackend) else _C.sample
 
     def run(self, rows: Tensor, takes: Tensor, embeds: Collection[int]) -> StepResult:
         """Advances ``rows`` int32 ``[S]`` by ``takes`` int32 ``[S]`` tokens each, as far as they can.
@@ -101,7 +102,7 @@ class StepRunner:
 
     def _sample(self, logits: Tensor, rows: Tensor, result: StepResult) -> None:
         try:
-            drawn = _C.sample(logits, self._pool, self._sampler, rows)
+            drawn = self._draw(logits, self._pool, self._sampler, rows)
         except _C.SampleError as error:
             for index, reason in error.failed.items():
                 result.failed[int(rows[index])] = StepFailed(f"no token can be drawn: {reason}")
