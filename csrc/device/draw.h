@@ -185,7 +185,7 @@ struct DrawRows {
 
   template <typename Lanes>
   PYSERVE_HOST_DEVICE void apply(const Lanes& lanes, float* x, const Wish& wish) const {
-    lanes.sync();  // all have read what they needed of the logits as they came
+    lanes.sync();            // all have read what they needed of the logits as they came
     if (lanes.index == 0) {  // an id may come twice
       for (int32_t i = wish.bias_begin; i < wish.bias_end; ++i) {
         float& logit = x[edits[i].id];
