@@ -69,6 +69,12 @@ class Settings:
         "Checkpoint: a directory, a .gguf file or a hub id. Default: SmolLM2-135M-Instruct.",
     )
     backend: str = _model(one_of("native", "transformers"), "native", "What runs the forward pass.")
+    device: str = _model(
+        one_of("auto", "cpu", "cuda"),
+        "auto",
+        "Where the forward pass runs. auto: cuda where there is a device and the extension was built for it,"
+        " else cpu.",
+    )
     dtype: str = _model(
         one_of("auto", "float32", "bfloat16"),
         "auto",
@@ -87,7 +93,11 @@ class Settings:
     kv_memory: int | None = _memory(
         size(optional=True), None, "KV cache, such as 2GiB. Default: from free memory."
     )
-    block_size: int = _memory(natural(maximum=256), 16, "Tokens a KV block holds.")
+    block_size: int | None = _memory(
+        natural(maximum=256, optional=True),
+        None,
+        "Tokens a KV block holds. Default: 16; 256, which its attention wants, on cuda.",
+    )
     prefix_cache: bool = _memory(flag(), True, "Reuse the KV blocks of prompts that begin alike.")
 
     max_batch_tokens: int = _scheduling(natural(), 512, "Tokens a step may process.")

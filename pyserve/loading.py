@@ -10,6 +10,7 @@ import torch
 
 from pyserve import _C
 from pyserve.backends.base import Backend
+from pyserve.backends.cuda import choose_device
 from pyserve.backends.native import NativeBackend
 from pyserve.config import Settings
 from pyserve.errors import ModelError
@@ -23,7 +24,7 @@ from pyserve.models.tokenizer import Tokenizer
 class Loaded:
     """A model in memory, its tokenizer, and the KV cache that it is going to get.
 
-    ``isa`` is the instruction set in use ("torch": whatever it chooses).
+    ``isa`` is the instruction set in use ("torch": whatever it chooses), or the GPU's name.
     """
 
     backend: Backend
@@ -44,15 +45,19 @@ def load_model(settings: Settings) -> Loaded:
     if settings.threads is not None:
         _C.set_num_threads(settings.threads)
         torch.set_num_threads(settings.threads)
-    open_backend = _native if settings.backend == "native" else _transformers
-    backend, tokenizer, architecture, isa = open_backend(settings)
+    device = choose_device(settings.device)
+    if settings.backend == "transformers":
+        backend, tokenizer, architecture, isa = _transformers(settings, device)
+    else:
+        backend, tokenizer, architecture, isa = (_native if device == "cpu" else _cuda)(settings)
     try:
         kv = plan_kv(
             bytes_per_token=backend.info.kv_bytes_per_token,
-            block_size=settings.block_size,
+            block_size=settings.block_size or (16 if device == "cpu" else 256),
             context_length=_context_length(settings, backend.info.context_length),
             max_sequences=settings.max_batch_requests,
             wanted_bytes=settings.kv_memory,
+            **({} if device == "cpu" else _gpu_memory()),
         )
     except BaseException:
         backend.close()
@@ -69,13 +74,28 @@ def _native(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
     return backend, tokenizer, checkpoint.architecture, backend.isa
 
 
-def _transformers(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
+def _cuda(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
+    from pyserve.backends.torch_decoder import TorchBackend
+
+    checkpoint = open_checkpoint(settings.model)
+    tokenizer = checkpoint.tokenizer
+    backend = TorchBackend(checkpoint, dtype=None if settings.dtype == "auto" else settings.dtype)
+    return backend, tokenizer, checkpoint.architecture, torch.cuda.get_device_name()
+
+
+def _gpu_memory() -> dict[str, int]:
+    """What :func:`plan_kv` is told of the GPU's: nine tenths of what is free are for the KV cache."""
+    free_bytes = torch.cuda.mem_get_info()[0]
+    return {"free_bytes": free_bytes, "default_bytes": free_bytes * 9 // 10}
+
+
+def _transformers(settings: Settings, device: str) -> tuple[Backend, Tokenizer, str, str]:
     from pyserve.backends.transformers import TransformersBackend
 
     if settings.model is None:
         raise ModelError("--backend transformers needs --model: a directory or a hub id")
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    backend = TransformersBackend.from_pretrained(settings.model, dtype=dtype)
+    backend = TransformersBackend.from_pretrained(settings.model, dtype=dtype, device=device)
     tokenizer = Tokenizer.from_directory(_directory(settings.model))
     return backend, tokenizer, "transformers", "torch"
 

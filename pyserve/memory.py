@@ -45,9 +45,11 @@ def plan_kv(
     max_sequences: int,
     wanted_bytes: int | None,
     free_bytes: int | None = None,
+    default_bytes: int | None = None,
 ) -> KvPlan:
-    """Blocks for ``wanted_bytes``; where that is None for half of what is free, at most 4 GiB, and no more
-    than ``max_sequences`` whole contexts can use. ``context_length`` shrinks to what the blocks hold.
+    """Blocks for ``wanted_bytes``; where that is None for ``default_bytes``, or for half of what is free, at
+    most 4 GiB, and no more than ``max_sequences`` whole contexts can use. ``context_length`` shrinks to what
+    the blocks hold.
 
     Raises :class:`NotEnoughMemory` where ``wanted_bytes`` is more than is free, or no block fits.
     """
@@ -55,7 +57,9 @@ def plan_kv(
     block_bytes = bytes_per_token * block_size
     if wanted_bytes is None:
         useful = max_sequences * -(-context_length // block_size) * block_bytes
-        budget = min(int(free_bytes * DEFAULT_SHARE), DEFAULT_CAP_BYTES, useful)
+        if default_bytes is None:
+            default_bytes = min(int(free_bytes * DEFAULT_SHARE), DEFAULT_CAP_BYTES)
+        budget = min(default_bytes, useful)
     elif wanted_bytes > free_bytes:
         raise NotEnoughMemory(
             f"kv_memory: {format_size(wanted_bytes)} was asked for, but {format_size(free_bytes)} is free"

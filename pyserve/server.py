@@ -69,7 +69,7 @@ def engine_config(settings: Settings, loaded: Loaded) -> EngineConfig:
         SchedulerConfig(
             num_blocks=kv.num_blocks,
             eos_token_ids=tuple(dict.fromkeys(eos)),
-            block_size=settings.block_size,
+            block_size=kv.block_size,
             context_length=kv.context_length,
             max_batch_tokens=settings.max_batch_tokens,
             max_batch_requests=settings.max_batch_requests,

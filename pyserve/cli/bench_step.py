@@ -51,6 +51,7 @@ def step(
     would allow. Nothing else should run meanwhile.
     """
     settings = configuration_from(config_file, flags).settings
+    from pyserve import _C
     from pyserve.bench.limits import measure_limits
     from pyserve.bench.step import Case, StepBench
     from pyserve.loading import load_model
@@ -59,12 +60,12 @@ def step(
     cases += [Case(prefill=number) for number in _numbers(prefill, "--prefill")]
     loaded = load_model(settings)
     info = loaded.backend.info
-    isa = loaded.isa if settings.backend == "native" else ""
+    isa = loaded.isa if loaded.isa in _C.supported_isas() else ""
     limits = measure_limits(info.weight_bytes, isa)
     bench = StepBench(
         loaded.backend,
         limits,
-        block_size=settings.block_size,
+        block_size=loaded.kv.block_size,
         max_batch_tokens=settings.max_batch_tokens,
         temperature=temperature,
     )

@@ -88,7 +88,7 @@ def test_sizes_cover_every_batch_up_to_the_largest() -> None:
     for count in (64, 33, 1):
         append(rig, rows[:count], [5] * count)
         assert rig.step(rows[:count], [1] * count).logits.shape == (count, 101)
-    assert backend.decode_statistics.steps == 3
+    assert backend.statistics().steps == 3
     assert SIZES[-1] == 64
 
 
@@ -117,7 +117,7 @@ class Decoding:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        s = self.backend.decode_statistics
+        s = self.backend.statistics()
         return s.steps, s.ahead, s.ahead_used
 
 
@@ -203,6 +203,9 @@ async def test_engine_on_it_gives_the_native_greedy_text() -> None:
     backend = on_torch("llama")
     texts = await greedy_texts(backend, prompts)
     assert texts == await greedy_texts(native("llama"), prompts)
+    statistics = backend.statistics()
+    assert statistics.ahead_used > 0
+    assert statistics.steps > statistics.ahead_used
 
 
 class FlashAttention:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyserve import _C, extension
+from pyserve import _C
 from pyserve.backends.base import ForwardOutput, ModelInfo, PackedStep
+from pyserve.backends.cuda import missing_for_cuda
 from pyserve.backends.native import WeightSource
 from pyserve.backends.torch_decoder.attention import PAGE_MULTIPLE
 from pyserve.backends.torch_decoder.decode import DecodeStatistics, PaddedDecode
@@ -18,15 +19,6 @@ from pyserve.backends.torch_decoder.staging import Staging, check_step, stage
 from pyserve.backends.torch_decoder.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def missing_for_cuda() -> str | None:
-    """What is not there for ``device="cuda"``, in words; None where nothing is missing."""
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__} finds no CUDA device"
-    if extension.build_info().cuda is None:
-        return "pyserve's extension was built without CUDA: rebuild it with PYSERVE_CUDA=1"
-    return None
 
 
 class TorchBackend:
@@ -64,6 +56,7 @@ class TorchBackend:
         )
         self._pages: Pages | None = None
         self._decode: PaddedDecode | None = None
+        self._statistics = DecodeStatistics()
         self._staging = Staging(self._device)
         self._sampler = DeviceSampler(self._device)
         self._info = ModelInfo(
@@ -84,11 +77,9 @@ class TorchBackend:
         """What is loaded."""
         return self._info
 
-    @property
-    def decode_statistics(self) -> DecodeStatistics:
-        """Of the padded decode steps."""
-        assert self._decode is not None
-        return self._decode.statistics
+    def statistics(self) -> DecodeStatistics:
+        """Of the decode steps; what they were when the back-end was closed."""
+        return self._statistics if self._decode is None else self._decode.statistics()
 
     @property
     def _open(self) -> TorchDecoder:
@@ -138,4 +129,5 @@ class TorchBackend:
 
     def close(self) -> None:
         """Gives weights, KV and graphs back."""
+        self._statistics = self.statistics()
         self._decoder = self._pages = self._decode = None

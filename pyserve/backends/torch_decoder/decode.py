@@ -12,7 +12,7 @@ beyond every sequence's context, and whoever gets such a slot writes it again be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class _Run:
         return self.padded.logits[: len(self.inputs.input_ids)]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DecodeStatistics:
     """Steps run at a padded size; started ahead; and, of those, asked for."""
 
@@ -70,7 +70,7 @@ class PaddedDecode:
     """Decode steps of a decoder. ``pages`` end with a scratch block, ``max_blocks`` a sequence's most."""
 
     def __init__(self, decoder: TorchDecoder, pages: Pages, max_blocks: int) -> None:
-        self.statistics = DecodeStatistics()
+        self._statistics = DecodeStatistics()
         self._decoder = decoder
         self._pages = pages
         self._width = max_blocks
@@ -87,7 +87,7 @@ class PaddedDecode:
 
     def run(self, packed: PackedStep) -> Tensor:
         """Logits float32 ``[S, vocab_size]`` on the device, valid until the next step."""
-        self.statistics.steps += 1
+        self._count(steps=1)
         if (logits := self._started_ahead(packed)) is not None:
             return logits
         rows = len(packed.context_lens)
@@ -104,6 +104,10 @@ class PaddedDecode:
         kept = (t.clone() for t in (packed.input_ids, packed.context_lens, packed.block_table))
         self._last = _Run(padded, _Inputs(*kept))
         return self._last.logits
+
+    def statistics(self) -> DecodeStatistics:
+        """So far."""
+        return self._statistics
 
     def forget(self) -> None:
         """Another kind of step comes: nothing started ahead is of use."""
@@ -125,7 +129,11 @@ class PaddedDecode:
         torch.ops.pyserve.feed_forward(drawn, padded.input_ids, padded.sequences.context_lens)
         self._compute(padded)
         self._ahead = _Run(padded, _Inputs(tokens.clone(), lengths + 1, last.inputs.block_table))
-        self.statistics.ahead += 1
+        self._count(ahead=1)
+
+    def _count(self, **more: int) -> None:
+        counts = {name: getattr(self._statistics, name) + by for name, by in more.items()}
+        self._statistics = replace(self._statistics, **counts)
 
     def _started_ahead(self, packed: PackedStep) -> Tensor | None:
         ahead, self._ahead = self._ahead, None
@@ -134,7 +142,7 @@ class PaddedDecode:
         rows = _rows_of(ahead.inputs, packed, self._pages.block_size)
         if rows is None:
             return None
-        self.statistics.ahead_used += 1
+        self._count(ahead_used=1)
         if rows == list(range(len(ahead.inputs.input_ids))):
             self._last = ahead
             return ahead.logits
