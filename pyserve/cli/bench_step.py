@@ -87,7 +87,8 @@ def step(
     console = Console()
     console.print(f"{info.name}, {info.weights}: {info.weight_bytes / 1e6:.0f} MB of weights")
     console.print(f"limits: {limits}", highlight=False)
-    console.print(_summary(reports))
+    console.print("\nA step, or a whole prompt:", _summary(reports))
+    console.print("\nEach op's own ms, its share of the step, and % of its limit:")
     side_by_side = max(1, (console.width - 18) // 24)
     for first in range(0, len(reports), side_by_side):
         console.print(_ops(reports[first : first + side_by_side]))
@@ -104,8 +105,8 @@ def _numbers(text: str, flag: str) -> list[int]:
 
 
 def _summary(reports: list[StepReport]) -> Table:
-    headings = ["", "median ms", "p95 ms", "tokens/s", "limit ms", "% of limit"]
-    table = _table("A step (or a whole prompt)", [*headings, "no product", "threads idle"])
+    headings = ["", "\nmedian ms", "\np95 ms", "\ntokens/s", "\nlimit ms", "% of\nlimit"]
+    table = _table([*headings, "no\nproduct", "threads\nidle"])
     for report in reports:
         table.add_row(
             report.case.name,
@@ -124,7 +125,7 @@ def _ops(reports: list[StepReport]) -> Table:
     from pyserve._C import profile_ops
 
     headings = [heading for r in reports for heading in (f"{r.case.name}\nms", "\nstep", "\nlimit")]
-    table = _table("Own time, share of the step, % of its limit", ["", *headings])
+    table = _table(["", *headings])
     columns = [{row.op: row for row in report.rows} for report in reports]
     for op in profile_ops():
         if any(op in column for column in columns):
@@ -145,8 +146,8 @@ def _cells(row: Row | None, report: StepReport) -> tuple[str, str, str]:
     return f"{row.ms:.3f}", f"{share:.1%}", "" if percent is None else f"{percent:.0f}"
 
 
-def _table(title: str, headings: list[str]) -> Table:
-    table = Table(title=title, box=None, title_justify="left", pad_edge=False)
+def _table(headings: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     return table

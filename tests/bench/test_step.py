@@ -40,7 +40,8 @@ def test_json_splits_the_default_models_steps(tmp_path: Path) -> None:
 
 def test_tables_name_every_op() -> None:
     output = run("--batch", "2", "--prefill", "", "--context", "8", "--steps", "1").output
-    assert "% of limit" in output
+    assert "% of its limit:" in output
+    assert "batch 2" in output
     assert "limits: " in output
     assert all(op in output for op in (*PRODUCTS, "other Python", "rotary"))
 
