@@ -7,6 +7,7 @@
 #include "device/bind_wishes.h"
 #include "device/ops.h"
 #include "kernels/sample.h"
+#include "model/bind_attention.h"
 #include "model/bind_decoder.h"
 #include "profile/bind_profile.h"
 #include "schedule/block_pool.h"
@@ -390,5 +391,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   pyserve::bind_batch(m);
   pyserve::bind_sampling(m);
   pyserve::bind_model(m);
+  pyserve::bind_attention(m);
   pyserve::bind_profile(m);
 }

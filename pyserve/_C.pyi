@@ -157,6 +157,31 @@ class Linear:
     @property
     def bytes(self) -> int: ...
 
+class PagedAttention:
+    """One layer's paged KV cache and causal attention to it; for tests and measurements."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int = 16,
+        kv_dtype: str = "float32",
+        isa: str = "",
+    ) -> None: ...
+    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None: ...
+    def attend(
+        self,
+        q: Tensor,
+        cu_seqlens: Tensor,
+        context_lens: Tensor,
+        block_table: Tensor,
+        window: int = 0,
+    ) -> Tensor: ...
+    @property
+    def kv_bytes(self) -> int: ...
+
 class Decoder:
     def __init__(
         self, config: Mapping[str, object], dtype: str = "float32", isa: str = ""
@@ -164,7 +189,7 @@ class Decoder:
     def load(self, name: str, tensor: Tensor) -> None: ...
     def load_blocks(self, name: str, kind: str, blocks: Tensor) -> None: ...
     def seal(self) -> None: ...
-    def allocate_kv(self, num_blocks: int, block_size: int) -> None: ...
+    def allocate_kv(self, num_blocks: int, block_size: int, dtype: str = "float32") -> None: ...
     def forward(
         self,
         input_ids: Tensor,

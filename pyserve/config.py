@@ -81,6 +81,12 @@ class Settings:
         "Compute type of all weights. auto: quantised ones stay so; others become bfloat16 where the"
         " processor has it, else float32.",
     )
+    kv_dtype: str = _model(
+        one_of("auto", "float32", "bfloat16", "int8"),
+        "auto",
+        "How keys and values are stored, by the native back-end. auto: as --dtype says; bfloat16 where that"
+        " is auto too.",
+    )
     context_length: int | None = _model(
         natural(optional=True),
         None,

@@ -70,13 +70,19 @@ def load_model(settings: Settings) -> Loaded:
 def _native(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
     checkpoint = open_checkpoint(settings.model)
     tokenizer = checkpoint.tokenizer
-    backend = NativeBackend(checkpoint, dtype=None if settings.dtype == "auto" else settings.dtype)
+    backend = NativeBackend(
+        checkpoint,
+        dtype=None if settings.dtype == "auto" else settings.dtype,
+        kv_dtype=None if settings.kv_dtype == "auto" else settings.kv_dtype,
+    )
     return backend, tokenizer, checkpoint.architecture, backend.isa
 
 
 def _cuda(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
     from pyserve.backends.torch_decoder import TorchBackend
 
+    if settings.kv_dtype not in ("auto", settings.dtype):
+        raise ModelError("--kv-dtype must be what --dtype names on a GPU: keys have the compute type")
     checkpoint = open_checkpoint(settings.model)
     tokenizer = checkpoint.tokenizer
     backend = TorchBackend(checkpoint, dtype=None if settings.dtype == "auto" else settings.dtype)
@@ -94,6 +100,10 @@ def _transformers(settings: Settings, device: str) -> tuple[Backend, Tokenizer, 
 
     if settings.model is None:
         raise ModelError("--backend transformers needs --model: a directory or a hub id")
+    if settings.kv_dtype != "auto":
+        raise ModelError(
+            "--kv-dtype is for --backend native: transformers keeps no KV cache of ours"
+        )
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
     backend = TransformersBackend.from_pretrained(settings.model, dtype=dtype, device=device)
     tokenizer = Tokenizer.from_directory(_directory(settings.model))

@@ -69,6 +69,7 @@ def test_every_default_survives_being_shown_and_read_again(option) -> None:
         ("max_batch_tokens", 0, "at least 1"),
         ("prefix_cache", "maybe", "true or false"),
         ("dtype", "int3", "auto, float32, bfloat16"),
+        ("kv_dtype", "int4", "auto, float32, bfloat16, int8"),
         ("kv_memory", "many", "2GiB"),
         ("kv_memory", "0", "2GiB"),
         ("window_max_ms", "nan", "a number"),

@@ -1,7 +1,7 @@
 """Speed of whole forward passes on random weights in SmolLM2-135M's shape.
 
 python bench/kernels/decoder.py [--threads N] [--isa avx512] [--dtype float32] [--weights Q4_1]
-    [--context 128]
+    [--kv-dtype bfloat16] [--context 128]
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=get_num_threads())
     parser.add_argument("--isa", default="")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--kv-dtype", default="float32", choices=["float32", "bfloat16", "int8"])
     parser.add_argument("--weights", default="dense", choices=["dense", *BLOCK_BYTES])
     parser.add_argument("--context", type=int, default=128)
     args = parser.parse_args()
@@ -120,7 +121,7 @@ def main() -> None:
     clock = time.CLOCK_THREAD_CPUTIME_ID if args.threads == 1 else time.CLOCK_MONOTONIC
     decoder = Decoder(CONFIG.as_dict(), args.dtype, args.isa)
     load_random(decoder, args.weights)
-    decoder.allocate_kv(64 * (args.context // BLOCK + 33), BLOCK)
+    decoder.allocate_kv(64 * (args.context // BLOCK + 33), BLOCK, args.kv_dtype)
     print(
         f"{decoder.isa}, {args.weights} weights, {args.dtype}, {args.threads} threads, context {args.context}"
     )

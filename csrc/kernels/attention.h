@@ -4,52 +4,55 @@
 // Keys are taken in spans that start at fixed positions (multiples of kSpanKeys); inside a span
 // scores are softened against the span's own maximum, and spans are merged in ascending order
 // (Flash-Decoding's split with fixed points). A row's bits depend on its visible keys only: keys
-// that other rows of the tile see besides count with weight exactly 0.
+// that other rows of the tile see besides count with weight exactly 0. Who computes a span does not
+// matter, so those of a long sequence can be shared out to threads.
 #pragma once
+
+#include "kernels/attention_tiles.h"
+#include "kernels/kv_write.h"
 
 namespace pyserve::PYSERVE_ISA {
 
 inline constexpr int kSpanKeys = 512;
 
-struct SpanShape {
-  int blocks;  // KV blocks in a span
-  int keys;    // positions in a span
-  int slots;   // floats of one row of scores: keys, with every block padded to key_stride
-};
-
-inline SpanShape span_shape(const AttentionArgs& g) {
-  const int blocks = kSpanKeys > g.block_size ? kSpanKeys / g.block_size : 1;
-  return {blocks, blocks * g.block_size, blocks * g.key_stride};
+// Keys of a span: whole blocks.
+inline int attention_span_keys(const KvLayout& l) {
+  return kSpanKeys > l.block_size ? kSpanKeys / l.block_size * l.block_size : l.block_size;
 }
 
-// Views into the caller's scratch: everything one tile needs.
-struct Workspace {
-  float* q;        // [rows, head_dim]
-  float* scores;   // [rows, span slots]
-  float* partial;  // [rows, value_stride] of the current span
-  float* merged;   // [rows, value_stride] of the spans before
-  float* top;      // [rows] maximum of the spans before
-  float* mass;     // [rows] sum of weights of the spans before, relative to top
-  float* span_top;
-  float* span_mass;
-};
-
-inline std::size_t attention_scratch_floats(const AttentionArgs& g, int max_tile_tokens) {
-  const std::size_t rows = static_cast<std::size_t>(max_tile_tokens) * (g.heads / g.kv_heads);
-  return rows * (g.head_dim + span_shape(g).slots + 2 * g.value_stride + 4);
+inline std::size_t attention_partial_floats(const KvLayout& l, int rows) {
+  return std::size_t(rows) * (l.value_stride + 2);
 }
 
-inline Workspace carve(const AttentionArgs& g, int rows, float* scratch) {
+inline std::ptrdiff_t score_stride(const KvLayout& l) {
+  // A little more than the slots: rows do not fall into one cache set.
+  return std::ptrdiff_t{attention_span_keys(l) / l.block_size} * l.key_stride + 16;
+}
+
+inline int padded_depth(const KvLayout& l) {
+  return l.type == KvType::int8 ? (l.head_dim + 3) / 4 * 4 : l.head_dim;
+}
+
+inline std::size_t attention_scratch_floats(const KvLayout& l, int rows) {
+  return rows * std::size_t(score_stride(l) + 2 * l.value_stride + padded_depth(l) * 5 / 4 + 6);
+}
+
+inline Workspace carve(const KvLayout& l, int rows, float* scratch) {
   Workspace w;
   const auto take = [&scratch, rows](std::ptrdiff_t width) {
     float* at = scratch;
     scratch += rows * width;
     return at;
   };
-  w.scores = take(span_shape(g).slots);
-  w.partial = take(g.value_stride);
-  w.merged = take(g.value_stride);
-  w.q = take(g.head_dim);
+  w.score_stride = score_stride(l);
+  w.depth = padded_depth(l);
+  w.scores = take(w.score_stride);
+  w.values = take(l.value_stride);
+  w.merged = take(l.value_stride);
+  w.q = take(w.depth);
+  w.q_bytes = reinterpret_cast<std::int8_t*>(take(w.depth / 4));
+  w.q_sum = reinterpret_cast<std::int32_t*>(take(1));
+  w.q_scale = take(1);
   w.top = take(1);
   w.mass = take(1);
   w.span_top = take(1);
@@ -57,180 +60,221 @@ inline Workspace carve(const AttentionArgs& g, int rows, float* scratch) {
   return w;
 }
 
-// Positions [begin, end) of one span, that some row of the tile sees.
-struct SpanRange {
-  int first_block;  // of the span, index into the sequence's block table
-  int begin;
-  int end;
-};
-
-template <int Vectors, typename T>
-inline void score_vectors(const Workspace& w, const T* const (&keys)[Vectors],
-                          const int (&slots)[Vectors], int rows, const AttentionArgs& g) {
-  const std::ptrdiff_t width = span_shape(g).slots;
+// Calls f(row, count, end) for every group of rows that make one register tile, end the position
+// after the last key that the group sees in the span.
+template <typename F>
+PYSERVE_INLINE void for_row_groups(const AttentionTile& tile, int group, int rows, const Span& span,
+                                   F&& f) {
   for (int row = 0; row < rows;) {
     const int count = next_tile_rows(rows - row);
-    with_rows(count, [&]<int Rows>() {
-      Vec acc[Rows][Vectors] = {};
-      accumulate<Rows, Vectors, T>(acc, w.q + row * g.head_dim, g.head_dim, keys, g.key_stride,
-                                   g.head_dim);
-      for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < Vectors; ++v) store(w.scores + (row + r) * width + slots[v], acc[r][v]);
-    });
+    const int seen = tile.first_position + (row + count - 1) / group + 1;
+    f(row, count, seen < span.end ? seen : span.end);
     row += count;
   }
 }
 
 template <typename T>
-inline void score_span(const AttentionArgs& g, const AttentionTile& tile, const Workspace& w,
-                       int rows, const SpanRange& range) {
-  const std::ptrdiff_t block_floats = std::ptrdiff_t{g.head_dim} * g.key_stride;
-  const int per_block = g.key_stride / kLanes;
-  const int first = range.begin / g.block_size * per_block;
-  const int end = ((range.end - 1) / g.block_size + 1) * per_block;
-  const auto keys_of = [&](int vector) {
-    const std::ptrdiff_t block = tile.blocks[vector / per_block];
-    return static_cast<const T*>(g.keys) + (block * g.kv_heads + tile.kv_head) * block_floats +
-           vector % per_block * kLanes;
+inline void score_span(const Pages& pages, const Workspace& w, int rows, const Span& span) {
+  const KvLayout& l = pages.g.layout;
+  const int per_block = l.key_stride / kLanes, group = pages.g.heads / l.kv_heads;
+  const auto vector_of = [&](int position) {
+    return position / l.block_size * per_block + position % l.block_size / kLanes -
+           span.first_block * per_block;
   };
-  const auto slot_of = [&](int vector) {
-    return (vector - range.first_block * per_block) * kLanes;
-  };
-  int v = first;
-  for (; v + 2 <= end; v += 2)
-    score_vectors<2, T>(w, {keys_of(v), keys_of(v + 1)}, {slot_of(v), slot_of(v + 1)}, rows, g);
-  if (v < end) score_vectors<1, T>(w, {keys_of(v)}, {slot_of(v)}, rows, g);
+  const int first = vector_of(span.begin), last = vector_of(span.end - 1) + 1;
+  // Several groups of rows: a few keys, which stay in the first-level cache, at a time.
+  const int piece = rows > kTileRows ? 2 : last - first;
+  for (int v = first; v < last; v += piece)
+    for_row_groups(pages.tile, group, rows, span, [&](int row, int count, int seen) {
+      if (seen <= span.begin) return;
+      int end = vector_of(seen - 1) + 1;
+      if (v + piece < end) end = v + piece;
+      if (v >= end) return;
+      with_rows(count, [&]<int Rows>() { score_rows<T, Rows>(pages, w, row, span, v, end); });
+    });
 }
 
 // Turns a row's scores into weights e^(s - max); invisible keys get 0. Sets span_top and span_mass.
-inline void soften_row(const AttentionArgs& g, float* scores, int position, const SpanRange& range,
-                       float& top, float& mass) {
+// The weights of int8 values are multiplied by their scales.
+template <typename T>
+inline void soften_row(const Pages& pages, const Workspace& w, int row, const Span& span, int end) {
   constexpr float kHidden = -__builtin_inff();
-  const int visible_begin =
-      g.window > 0 && position - g.window + 1 > range.begin ? position - g.window + 1 : range.begin;
-  const int visible_end = position + 1 < range.end ? position + 1 : range.end;
-  const int last_block = (range.end - 1) / g.block_size;
-  const int begin_block = range.begin / g.block_size;
+  const KvLayout& l = pages.g.layout;
+  float* scores = w.scores + row * w.score_stride;
+  const int position = pages.tile.first_position + row / (pages.g.heads / l.kv_heads);
+  const int lowest = pages.g.window > 0 ? position - pages.g.window + 1 : 0;
+  const int visible_begin = lowest > span.begin ? lowest : span.begin;
+  const int visible_end = position + 1 < end ? position + 1 : end;
+  const int begin_block = span.begin / l.block_size, last_block = (end - 1) / l.block_size;
   for (int block = begin_block; block <= last_block; ++block) {
-    const int start = block * g.block_size;
-    float* at = scores + std::ptrdiff_t{block - range.first_block} * g.key_stride;
-    for (int i = 0; i < g.block_size && start + i < visible_begin; ++i) at[i] = kHidden;
+    const int start = block * l.block_size;
+    if (start >= visible_begin && start + l.key_stride <= visible_end &&
+        l.key_stride == l.block_size)
+      continue;
+    float* at = scores + std::ptrdiff_t{block - span.first_block} * l.key_stride;
+    for (int i = 0; i < l.block_size && start + i < visible_begin; ++i) at[i] = kHidden;
     const int seen = visible_end > start ? visible_end - start : 0;
-    for (int i = seen < g.block_size ? seen : g.block_size; i < g.key_stride; ++i) at[i] = kHidden;
+    for (int i = seen < l.block_size ? seen : l.block_size; i < l.key_stride; ++i) at[i] = kHidden;
   }
-  const int slot_begin = (begin_block - range.first_block) * g.key_stride;
-  const int slot_end = (last_block + 1 - range.first_block) * g.key_stride;
+  const int slot_begin = (begin_block - span.first_block) * l.key_stride;
+  const int slot_end = (last_block + 1 - span.first_block) * l.key_stride;
   Vec highest = splat(kHidden);
   for (int i = slot_begin; i < slot_end; i += kLanes) highest = max(load(scores + i), highest);
-  top = max_lanes(highest);
+  const float top = max_lanes(highest);
   // All hidden: e^(-inf - 0) is 0 everywhere, where e^(-inf + inf) would be NaN.
   const Vec shift = splat(top == kHidden ? 0.0f : top);
   Vec sum = {};
   for (int i = slot_begin; i < slot_end; i += kLanes) {
-    const Vec weight = exp(load(scores + i) - shift);
-    store(scores + i, weight);
+    Vec weight = exp(load(scores + i) - shift);
     sum += weight;
+    if constexpr (kQuantized<T>) {
+      const std::byte* page = pages.of(span.first_block + i / l.key_stride);
+      weight =
+          weight * load(reinterpret_cast<const float*>(page + l.value_scales) + i % l.key_stride);
+    }
+    store(scores + i, weight);
   }
-  mass = sum_lanes(sum);
+  w.span_top[row] = top;
+  w.span_mass[row] = sum_lanes(sum);
 }
 
-template <int Vectors, typename T>
-inline void weigh_values(const AttentionArgs& g, const AttentionTile& tile, const Workspace& w,
-                         int rows, const SpanRange& range, int element) {
-  const std::ptrdiff_t width = span_shape(g).slots;
-  const std::ptrdiff_t block_floats = std::ptrdiff_t{g.block_size} * g.value_stride;
-  for (int row = 0; row < rows;) {
-    const int count = next_tile_rows(rows - row);
-    with_rows(count, [&]<int Rows>() {
-      Vec acc[Rows][Vectors] = {};
-      for (int key = range.begin; key < range.end;) {
-        const int block = key / g.block_size, offset = key % g.block_size;
-        const int left = range.end - key;
-        const int keys = left < g.block_size - offset ? left : g.block_size - offset;
-        const std::ptrdiff_t page = std::ptrdiff_t{tile.blocks[block]} * g.kv_heads + tile.kv_head;
-        const T* from = static_cast<const T*>(g.values) + page * block_floats +
-                        std::ptrdiff_t{offset} * g.value_stride + element;
-        const T* values[Vectors];
-        for (int v = 0; v < Vectors; ++v) values[v] = from + v * kLanes;
-        const float* weights =
-            w.scores + row * width + (block - range.first_block) * g.key_stride + offset;
-        accumulate<Rows, Vectors, T>(acc, weights, width, values, g.value_stride, keys);
-        key += keys;
-      }
-      for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < Vectors; ++v)
-          store(w.partial + (row + r) * g.value_stride + element + v * kLanes, acc[r][v]);
-    });
-    row += count;
-  }
+// The tile against the keys of one span: fills values, span_top and span_mass of every row.
+template <typename T>
+inline void attend_span(const Pages& pages, const Workspace& w, int rows, const Span& span) {
+  const KvLayout& l = pages.g.layout;
+  const int group = pages.g.heads / l.kv_heads;
+  score_span<T>(pages, w, rows, span);
+  for_row_groups(pages.tile, group, rows, span, [&](int row, int count, int seen) {
+    if (seen <= span.begin) {
+      for (int r = row; r < row + count; ++r) w.span_mass[r] = 0.0f;
+      return;
+    }
+    for (int r = row; r < row + count; ++r) soften_row<T>(pages, w, r, span, seen);
+    with_rows(count, [&]<int Rows>() { weigh_rows<T, Rows>(pages, w, row, span, seen); });
+  });
 }
 
-// Joins the current span's result of a row to those before it.
-inline void merge_row(const AttentionArgs& g, const Workspace& w, int row) {
-  float* merged = w.merged + std::ptrdiff_t{row} * g.value_stride;
-  const float* partial = w.partial + std::ptrdiff_t{row} * g.value_stride;
-  if (w.span_mass[row] == 0.0f) return;  // nothing of this span is visible to the row
+// Joins a span's result of a row to those of the spans before it.
+inline void merge_row(const KvLayout& l, const Workspace& w, int row, const float* values,
+                      float span_top, float span_mass) {
+  float* merged = w.merged + std::ptrdiff_t{row} * l.value_stride;
+  if (span_mass == 0.0f) return;  // nothing of this span is visible to the row
   if (w.mass[row] == 0.0f) {
-    for (int i = 0; i < g.value_stride; ++i) merged[i] = partial[i];
-    w.top[row] = w.span_top[row];
-    w.mass[row] = w.span_mass[row];
+    for (int i = 0; i < l.value_stride; ++i) merged[i] = values[i];
+    w.top[row] = span_top;
+    w.mass[row] = span_mass;
     return;
   }
-  const float top = w.top[row] > w.span_top[row] ? w.top[row] : w.span_top[row];
-  const Vec before = exp(splat(w.top[row] - top)), now = exp(splat(w.span_top[row] - top));
-  for (int i = 0; i < g.value_stride; i += kLanes)
-    store(merged + i, fma(load(merged + i), before, load(partial + i) * now));
-  w.mass[row] = w.mass[row] * before[0] + w.span_mass[row] * now[0];
+  const float top = w.top[row] > span_top ? w.top[row] : span_top;
+  const Vec before = exp(splat(w.top[row] - top)), now = exp(splat(span_top - top));
+  for (int i = 0; i < l.value_stride; i += kLanes)
+    store(merged + i, fma(load(merged + i), before, load(values + i) * now));
+  w.mass[row] = w.mass[row] * before[0] + span_mass * now[0];
   w.top[row] = top;
 }
 
+template <typename T>
 inline void gather_queries(const AttentionArgs& g, const AttentionTile& tile, const Workspace& w) {
-  const int group = g.heads / g.kv_heads;
-  for (int t = 0; t < tile.tokens; ++t) {
-    const float* from =
-        g.q + (tile.first_token + t) * g.ldq + std::ptrdiff_t{tile.kv_head} * group * g.head_dim;
-    __builtin_memcpy(w.q + std::ptrdiff_t{t} * group * g.head_dim, from,
-                     sizeof(float) * group * g.head_dim);
-  }
-}
-
-inline void scatter_outputs(const AttentionArgs& g, const AttentionTile& tile, const Workspace& w) {
-  const int group = g.heads / g.kv_heads;
+  const int group = g.heads / g.layout.kv_heads, dim = g.layout.head_dim;
   for (int t = 0; t < tile.tokens; ++t)
     for (int h = 0; h < group; ++h) {
       const int row = t * group + h;
-      float* to = g.out + (tile.first_token + t) * g.ldo +
-                  (std::ptrdiff_t{tile.kv_head} * group + h) * g.head_dim;
-      const float* from = w.merged + std::ptrdiff_t{row} * g.value_stride;
-      const float scale = 1.0f / w.mass[row];
-      for (int i = 0; i < g.head_dim; ++i) to[i] = from[i] * scale;
+      const float* from =
+          g.q + (tile.first_token + t) * g.ldq + (std::ptrdiff_t{tile.kv_head} * group + h) * dim;
+      float* q = w.q + std::ptrdiff_t{row} * w.depth;
+      if constexpr (kQuantized<T>) {
+        w.q_scale[row] = quantize_head(from, dim, q);
+        for (int i = dim; i < w.depth; ++i) q[i] = 0.0f;
+        std::int8_t* bytes = w.q_bytes + std::ptrdiff_t{row} * w.depth;
+        std::int32_t sum = 0;
+        for (int i = 0; i < w.depth; ++i) {
+          bytes[i] = static_cast<std::int8_t>(static_cast<int>(q[i]));
+          sum += bytes[i];
+        }
+        w.q_sum[row] = sum;
+      } else {
+        __builtin_memcpy(q, from, sizeof(float) * dim);
+      }
     }
+}
+
+inline void scatter_outputs(const AttentionArgs& g, const AttentionTile& tile, const Workspace& w) {
+  const int group = g.heads / g.layout.kv_heads, dim = g.layout.head_dim;
+  for (int t = 0; t < tile.tokens; ++t)
+    for (int h = 0; h < group; ++h) {
+      const int row = t * group + h;
+      float* to =
+          g.out + (tile.first_token + t) * g.ldo + (std::ptrdiff_t{tile.kv_head} * group + h) * dim;
+      const float* from = w.merged + std::ptrdiff_t{row} * g.layout.value_stride;
+      const float scale = 1.0f / w.mass[row];
+      for (int i = 0; i < dim; ++i) to[i] = from[i] * scale;
+    }
+}
+
+// The positions of span number `index` that some row of the tile sees; none: begin >= end.
+inline Span span_of(const AttentionArgs& g, const AttentionTile& tile, int index) {
+  const int keys = attention_span_keys(g.layout);
+  const int lowest = g.window > 0 ? tile.first_position - g.window + 1 : 0;
+  const int begin = index * keys, end = tile.first_position + tile.tokens;
+  return {begin / g.layout.block_size, lowest > begin ? lowest : begin,
+          end < begin + keys ? end : begin + keys};
 }
 
 template <typename T>
 void attention(const AttentionArgs& g, const AttentionTile& tile, float* scratch) {
-  const int group = g.heads / g.kv_heads, rows = tile.tokens * group;
-  const SpanShape span = span_shape(g);
-  const Workspace w = carve(g, rows, scratch);
-  gather_queries(g, tile, w);
+  const int rows = tile.tokens * (g.heads / g.layout.kv_heads);
+  const Workspace w = carve(g.layout, rows, scratch);
+  const Pages pages = {g, tile};
+  gather_queries<T>(g, tile, w);
   for (int r = 0; r < rows; ++r) w.mass[r] = 0.0f;
-  const int lowest = tile.first_position - g.window + 1;
-  const int begin = g.window > 0 && lowest > 0 ? lowest : 0;
-  const int end = tile.first_position + tile.tokens;
-  for (int s = begin / span.keys; s * span.keys < end; ++s) {
-    const SpanRange range = {s * span.blocks, begin > s * span.keys ? begin : s * span.keys,
-                             end < (s + 1) * span.keys ? end : (s + 1) * span.keys};
-    score_span<T>(g, tile, w, rows, range);
+  const int spans = (tile.first_position + tile.tokens - 1) / attention_span_keys(g.layout) + 1;
+  for (int s = 0; s < spans; ++s) {
+    const Span span = span_of(g, tile, s);
+    if (span.begin >= span.end) continue;
+    attend_span<T>(pages, w, rows, span);
     for (int r = 0; r < rows; ++r)
-      soften_row(g, w.scores + std::ptrdiff_t{r} * span.slots, tile.first_position + r / group,
-                 range, w.span_top[r], w.span_mass[r]);
-    int element = 0;
-    for (; element + 2 * kLanes <= g.value_stride; element += 2 * kLanes)
-      weigh_values<2, T>(g, tile, w, rows, range, element);
-    if (element < g.value_stride) weigh_values<1, T>(g, tile, w, rows, range, element);
-    for (int r = 0; r < rows; ++r) merge_row(g, w, r);
+      merge_row(g.layout, w, r, w.values + std::ptrdiff_t{r} * g.layout.value_stride, w.span_top[r],
+                w.span_mass[r]);
   }
   scatter_outputs(g, tile, w);
+}
+
+// `partial` is [rows, value_stride] of values, then [rows] of maxima and of masses.
+template <typename T>
+void attention_span(const AttentionArgs& g, const AttentionTile& tile, int index, float* scratch,
+                    float* partial) {
+  const int rows = tile.tokens * (g.heads / g.layout.kv_heads);
+  Workspace w = carve(g.layout, rows, scratch);
+  w.values = partial;
+  w.span_top = partial + std::ptrdiff_t{rows} * g.layout.value_stride;
+  w.span_mass = w.span_top + rows;
+  const Span span = span_of(g, tile, index);
+  if (span.begin >= span.end) {
+    for (int r = 0; r < rows; ++r) w.span_mass[r] = 0.0f;
+    return;
+  }
+  gather_queries<T>(g, tile, w);
+  attend_span<T>({g, tile}, w, rows, span);
+}
+
+inline void merge_spans(const AttentionArgs& g, const AttentionTile& tile, int spans,
+                        const float* partials, float* scratch) {
+  const KvLayout& l = g.layout;
+  const int rows = tile.tokens * (g.heads / l.kv_heads);
+  const Workspace w = carve(l, rows, scratch);
+  for (int r = 0; r < rows; ++r) w.mass[r] = 0.0f;
+  for (int s = 0; s < spans; ++s, partials += attention_partial_floats(l, rows)) {
+    const float* tops = partials + std::ptrdiff_t{rows} * l.value_stride;
+    for (int r = 0; r < rows; ++r)
+      merge_row(l, w, r, partials + std::ptrdiff_t{r} * l.value_stride, tops[r], tops[rows + r]);
+  }
+  scatter_outputs(g, tile, w);
+}
+
+inline void set_int8_attention(Kernels& kernels) {
+  constexpr int kInt8 = static_cast<int>(KvType::int8);
+  kernels.attention[kInt8] = attention<std::int8_t>;
+  kernels.attention_span[kInt8] = attention_span<std::int8_t>;
 }
 
 }  // namespace pyserve::PYSERVE_ISA

@@ -41,7 +41,7 @@ const Kernels& avx512_kernels() {
     Kernels table = avx512::table("avx512");
     // Without VNNI, byte products are as fast in AVX2, and have the same bits.
     if (__builtin_cpu_supports("avx512vnni")) {
-      set_quant_gemm_vnni(table);
+      set_vnni(table);
     } else {
       std::copy_n(avx2_kernels().quant_gemm, std::size(table.quant_gemm), table.quant_gemm);
       table.peak_int = avx2_kernels().peak_int;

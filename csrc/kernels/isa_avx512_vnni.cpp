@@ -1,4 +1,4 @@
-// Products with quantised weights for x86-64 processors with AVX-512 and VNNI.
+// Products with quantised weights and keys for x86-64 processors with AVX-512 and VNNI.
 #if defined(__x86_64__)
 // Standard headers come before the target is widened: their inline functions must stay portable,
 // for the linker keeps one copy of each for the whole extension.
@@ -13,6 +13,7 @@
 #define PYSERVE_ISA avx512_vnni
 #define PYSERVE_LANES 16
 #define PYSERVE_TILE_ROWS 12
+#define PYSERVE_VNNI
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                          \
@@ -25,6 +26,7 @@
 
 #include "kernels/simd.h"
 // simd.h first: the others build on it.
+#include "kernels/attention.h"
 #include "kernels/peak.h"
 #include "kernels/peak_int.h"
 #include "kernels/quant_gemm.h"
@@ -37,8 +39,9 @@
 
 namespace pyserve {
 
-void set_quant_gemm_vnni(Kernels& kernels) {
+void set_vnni(Kernels& kernels) {
   avx512_vnni::set_quant_gemm(kernels);
+  avx512_vnni::set_int8_attention(kernels);
   kernels.peak_int = avx512_vnni::peak_int;
 }
 

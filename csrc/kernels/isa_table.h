@@ -23,7 +23,12 @@ inline Kernels table(const char* name) {
       .gemm = {gemm<float>, gemm<bf16>},
       .quant_gemm = {},  // by set_quant_gemm
       .quantize_row = quantize_row,
-      .attention = {attention<float>, attention<bf16>},
+      .write_kv = {write_kv<float>, write_kv<bf16>, write_kv<std::int8_t>},
+      .attention = {attention<float>, attention<bf16>, attention<std::int8_t>},
+      .attention_span = {attention_span<float>, attention_span<bf16>, attention_span<std::int8_t>},
+      .merge_spans = merge_spans,
+      .attention_span_keys = attention_span_keys,
+      .attention_partial_floats = attention_partial_floats,
       .attention_scratch_floats = attention_scratch_floats,
       .rms_norm = rms_norm,
       .layer_norm = layer_norm,

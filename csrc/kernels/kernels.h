@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/kv_layout.h"
+
 namespace pyserve {
 
 enum class DType : int { float32 = 0, bfloat16 = 1 };
@@ -102,23 +104,14 @@ struct QuantGemmArgs {
 };
 
 // One layer's paged keys and values, and the queries that look at them.
-//
-// Keys lie transposed, [block][kv_head][head_dim][key_stride], so that lanes are keys in q.k;
-// values lie [block][kv_head][block_size][value_stride], so that lanes are head elements in p.v.
-// The strides are block_size and head_dim rounded up to the lanes.
 struct AttentionArgs {
   const float* q;  // [tokens, heads * head_dim], rotated and scaled
   std::ptrdiff_t ldq;
   float* out;  // [tokens, heads * head_dim]
   std::ptrdiff_t ldo;
-  const void* keys;
-  const void* values;
+  const std::byte* pages;  // of the layer in block 0
+  KvLayout layout;
   int heads;
-  int kv_heads;
-  int head_dim;
-  int block_size;
-  int key_stride;
-  int value_stride;
   int window;  // 0: full
 };
 
@@ -137,13 +130,26 @@ struct Kernels {
   int panel_columns;
   int tile_rows;  // rows of a register tile: row blocks are best multiples of it
 
-  // Indexed by DType of weights, or of keys and values.
+  // Indexed by DType of weights.
   void (*gemm[2])(const GemmArgs&);
   void (*quant_gemm[kQuantTypes])(const QuantGemmArgs&);  // indexed by QuantType
   // blocks * kQuantDepth floats to 8 bits, each block by its greatest magnitude; ties to even.
   void (*quantize_row)(const float* x, int blocks, QuantBlock* out);
-  void (*attention[2])(const AttentionArgs&, const AttentionTile&, float* scratch);
-  std::size_t (*attention_scratch_floats)(const AttentionArgs&, int max_tile_tokens);
+
+  // Indexed by KvType. Writes one token's keys and values, float32 [kv_heads, head_dim] each, at
+  // `offset` of the block whose pages of the layer begin at `pages`.
+  void (*write_kv[kKvTypes])(const KvLayout&, std::byte* pages, int offset, const float* key,
+                             const float* value);
+  void (*attention[kKvTypes])(const AttentionArgs&, const AttentionTile&, float* scratch);
+  // One span of a tile (see attention.h), whose result is kept in `partial` until merge_spans has
+  // those of all the spans that the tile's keys lie in, [spans, attention_partial_floats].
+  void (*attention_span[kKvTypes])(const AttentionArgs&, const AttentionTile&, int span,
+                                   float* scratch, float* partial);
+  void (*merge_spans)(const AttentionArgs&, const AttentionTile&, int spans, const float* partials,
+                      float* scratch);
+  int (*attention_span_keys)(const KvLayout&);
+  std::size_t (*attention_partial_floats)(const KvLayout&, int rows);
+  std::size_t (*attention_scratch_floats)(const KvLayout&, int rows);
 
   // out = x / rms(x) * weight over n elements; out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
@@ -184,7 +190,7 @@ const Kernels& portable_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
-void set_quant_gemm_vnni(Kernels& kernels);  // isa_avx512_vnni.cpp
+void set_vnni(Kernels& kernels);  // isa_avx512_vnni.cpp
 #endif
 
 }  // namespace pyserve

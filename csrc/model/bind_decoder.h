@@ -3,6 +3,9 @@
 
 #include <torch/extension.h>
 
+#include <algorithm>
+#include <array>
+
 #include "model/decoder.h"
 #include "tensors.h"
 
@@ -63,6 +66,18 @@ inline DType dtype_named(const std::string& name) {
   TORCH_CHECK_VALUE(name == "float32" || name == "bfloat16",
                     "dtype must be float32 or bfloat16, got ", name);
   return name == "float32" ? DType::float32 : DType::bfloat16;
+}
+
+inline KvType kv_type_named(const std::string& name) {
+  constexpr std::array names = {"float32", "bfloat16", "int8"};
+  const auto at = std::find(names.begin(), names.end(), name);
+  TORCH_CHECK_VALUE(at != names.end(), "KV dtype must be float32, bfloat16 or int8, got ", name);
+  return static_cast<KvType>(at - names.begin());
+}
+
+inline void allocate_kv(Decoder& decoder, int num_blocks, int block_size,
+                        const std::string& dtype) {
+  decoder.allocate_kv(num_blocks, block_size, kv_type_named(dtype));
 }
 
 inline std::unique_ptr<Decoder> make_decoder(const py::dict& config, const std::string& dtype,
@@ -212,7 +227,7 @@ The decoder's matrix product by itself, for tests and measurements.)")
   py::class_<Decoder>(m, "Decoder",
                       R"(A decoder-only transformer on the CPU, with its paged KV cache.
 
-config: DecoderConfig.as_dict(). dtype ("float32" or "bfloat16") of linear weights and KV; arithmetic is
+config: DecoderConfig.as_dict(). dtype ("float32" or "bfloat16") of linear weights; arithmetic is
 float32. isa forces an instruction set, "" takes PYSERVE_ISA or the best. A row of logits depends on its own
 sequence only: the same bits whatever else is in the step, however the prompt was cut into steps and
 wherever its blocks lie. One thread at a time.)")
@@ -226,8 +241,12 @@ wherever its blocks lie. One thread at a time.)")
            "which is "
            "kept quantised: products quantise their other side to 8 bits by token and 32 depths.")
       .def("seal", &Decoder::seal, "Ends loading. ValueError lists missing and unexpected names.")
-      .def("allocate_kv", &Decoder::allocate_kv, no_gil, py::arg("num_blocks"),
-           py::arg("block_size"), "Replaces the KV storage by an empty one. MemoryError: no room.")
+      .def(
+          "allocate_kv", &allocate_kv, no_gil, py::arg("num_blocks"), py::arg("block_size"),
+          py::arg("dtype") = "float32",
+          R"(Replaces the KV storage by an empty one of float32, bfloat16 or int8. MemoryError: no room.
+
+int8 is by token and kv head, keys and values apart, with a float32 scale each.)")
       .def("forward", &decoder_forward, no_gil, py::arg("input_ids"), py::arg("positions"),
            py::arg("cu_seqlens"), py::arg("context_lens"), py::arg("slot_mapping"),
            py::arg("block_table"), py::arg("logit_rows"), py::arg("hidden_rows"),

@@ -12,9 +12,6 @@ using profile::Range;
 
 namespace {
 
-// Query rows that share one pass over the keys: enough to fill register tiles, few enough that
-// their scores stay in the second-level cache.
-constexpr int kTileQueryRows = 48;
 // Work below this is not worth waking another thread for.
 constexpr int kFloatsPerItem = 16384;
 
@@ -22,10 +19,9 @@ constexpr int kFloatsPerItem = 16384;
 
 Decoder::Decoder(DecoderConfig config, DType dtype, const Kernels& kernels)
     : config_(std::move(config)),
-      dtype_(dtype),
       kernels_(kernels),
       weights_(config_, dtype, kernels),
-      tile_tokens_(std::max(1, kTileQueryRows * config_.num_kv_heads / config_.num_heads)) {}
+      attention_(kernels, config_.num_heads, config_.num_kv_heads) {}
 
 void Decoder::load(const std::string& name, std::span<const std::int64_t> shape,
                    const float* data) {
@@ -44,13 +40,14 @@ void Decoder::seal() {
   sealed_ = true;
 }
 
-void Decoder::allocate_kv(int num_blocks, int block_size) {
+void Decoder::allocate_kv(int num_blocks, int block_size, KvType type) {
   if (num_blocks <= 0 || block_size <= 0)
     throw std::invalid_argument("num_blocks and block_size must be positive");
   if (std::int64_t{num_blocks} * block_size > INT32_MAX)
     throw std::invalid_argument("num_blocks * block_size must fit 32 bits: slots are int32");
   cache_ = KvCache();
-  cache_ = KvCache(config_, kernels_, dtype_, num_blocks, block_size);
+  cache_ = KvCache(kernels_, type, config_.num_layers, config_.num_kv_heads, config_.head_dim,
+                   num_blocks, block_size);
 }
 
 template <typename Body>
@@ -63,16 +60,6 @@ void Decoder::for_rows(int rows, int row_floats, const Body& body) {
 }
 
 void Decoder::reserve(int tokens) {
-  scratch_.resize(shared_pool().size());
-  const auto args = AttentionArgs{.heads = config_.num_heads,
-                                  .kv_heads = config_.num_kv_heads,
-                                  .head_dim = config_.head_dim,
-                                  .block_size = cache_.block_size(),
-                                  .key_stride = cache_.key_stride(),
-                                  .value_stride = cache_.value_stride()};
-  const std::size_t floats = kernels_.attention_scratch_floats(args, tile_tokens_);
-  for (Buffer& buffer : scratch_)
-    if (buffer.bytes() < floats * sizeof(float)) buffer = Buffer(floats * sizeof(float));
   if (tokens <= capacity_) return;
   capacity_ = tokens;
   const auto matrix = [](std::ptrdiff_t rows, std::ptrdiff_t columns) {
@@ -88,21 +75,6 @@ void Decoder::reserve(int tokens) {
   inner_ = matrix(tokens, inner);
   sublayer_ = matrix(tokens, config_.hidden_size);
   angles_ = matrix(std::ptrdiff_t(config_.ropes.size()) * tokens, config_.head_dim);
-}
-
-void Decoder::plan_attention(const StepInput& step) {
-  tiles_.clear();
-  for (std::size_t s = 0; s + 1 < step.cu_seqlens.size(); ++s) {
-    const int begin = step.cu_seqlens[s], end = step.cu_seqlens[s + 1];
-    const int cached = step.context_lens[s] - (end - begin);
-    for (int token = begin; token < end; token += tile_tokens_)
-      for (int head = 0; head < config_.num_kv_heads; ++head)
-        tiles_.push_back({.first_token = token,
-                          .tokens = std::min(tile_tokens_, end - token),
-                          .first_position = cached + token - begin,
-                          .blocks = step.block_table.data() + s * step.table_width,
-                          .kv_head = head});
-  }
 }
 
 void Decoder::compute_angles(const StepInput& step) {
@@ -184,23 +156,8 @@ void Decoder::position_heads(const StepInput& step, int layer, int token) {
 
 void Decoder::attend(const StepInput& step, int layer) {
   const Range range(Op::attention, [&] { return attention_cost(step, layer); });
-  const AttentionArgs args = {.q = qkv_.begin(),
-                              .ldq = qkv_.stride,
-                              .out = attended_.begin(),
-                              .ldo = attended_.stride,
-                              .keys = cache_.keys(layer),
-                              .values = cache_.values(layer),
-                              .heads = config_.num_heads,
-                              .kv_heads = config_.num_kv_heads,
-                              .head_dim = config_.head_dim,
-                              .block_size = cache_.block_size(),
-                              .key_stride = cache_.key_stride(),
-                              .value_stride = cache_.value_stride(),
-                              .window = config_.layer_window[layer]};
-  const auto attention = kernels_.attention[static_cast<int>(dtype_)];
-  shared_pool().run(static_cast<int>(tiles_.size()), [&](int item, int thread) {
-    attention(args, tiles_[item], scratch_[thread].as<float>());
-  });
+  attention_.run(shared_pool(), cache_, layer, config_.layer_window[layer], qkv_.begin(),
+                 qkv_.stride, attended_.begin(), attended_.stride);
 }
 
 void Decoder::attention_layer(const StepInput& step, int layer) {
@@ -279,7 +236,7 @@ profile::Cost Decoder::attention_cost(const StepInput& step, int layer) const {
     for (int length = first + 1; length <= context; ++length) pairs += seen(length);
   }
   const double width = double(config_.num_heads) * config_.head_dim;
-  return {.memory_bytes = 2 * keys * config_.kv_size() * element_size(dtype_),
+  return {.memory_bytes = keys * cache_.layout().layer_bytes / cache_.block_size(),
           .cached_bytes = 2 * step.input_ids.size() * width * sizeof(float),
           .float_operations = 4 * pairs * width};
 }
@@ -289,7 +246,8 @@ void Decoder::forward(const StepInput& step, float* logits, float* hidden) {
   validate(step);
   const int tokens = static_cast<int>(step.input_ids.size());
   reserve(tokens);
-  plan_attention(step);
+  attention_.plan(cache_.layout(), shared_pool().size(), step.cu_seqlens, step.context_lens,
+                  step.block_table.data(), step.table_width);
   compute_angles(step);
   embed(step);
   for (int layer = 0; layer < config_.num_layers; ++layer) {

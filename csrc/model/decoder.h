@@ -7,6 +7,7 @@
 
 #include "model/config.h"
 #include "model/kv_cache.h"
+#include "model/paged_attention.h"
 #include "model/weights.h"
 #include "profile/range.h"
 
@@ -36,7 +37,7 @@ class Decoder {
             const StoredFormat& format, const std::uint8_t* blocks);
   // All weights are in; throws std::invalid_argument where they do not fit.
   void seal();
-  void allocate_kv(int num_blocks, int block_size);
+  void allocate_kv(int num_blocks, int block_size, KvType type);
   // Writes the KV of all T tokens, logits [R, vocab_size] and final hidden states [E, hidden_size].
   // Throws std::invalid_argument, with nothing written, where an index is out of range.
   void forward(const StepInput& step, float* logits, float* hidden);
@@ -57,7 +58,6 @@ class Decoder {
   void validate(const StepInput& step) const;
   void validate_sequences(const StepInput& step) const;
   void reserve(int tokens);
-  void plan_attention(const StepInput& step);
   void compute_angles(const StepInput& step);
   void embed(const StepInput& step);
   void attention_layer(const StepInput& step, int layer);
@@ -78,7 +78,6 @@ class Decoder {
   void for_rows(int rows, int row_floats, const Body& body);
 
   DecoderConfig config_;
-  DType dtype_;
   const Kernels& kernels_;
   Weights weights_;
   bool sealed_ = false;
@@ -93,10 +92,8 @@ class Decoder {
   Matrix inner_;     // [T, gate + up]
   Matrix sublayer_;  // [T, hidden]: output of a sublayer
   Matrix angles_;    // [ropes * T, 2 * head_dim / 2]: cosines, then sines
-  std::vector<AttentionTile> tiles_;
-  int tile_tokens_;
-  std::vector<Buffer> scratch_;  // of attention, one a thread
-  QuantizedRows quantized_;      // input of a projection with quantised weights
+  PagedAttention attention_;
+  QuantizedRows quantized_;  // input of a projection with quantised weights
 };
 
 }  // namespace pyserve

@@ -20,7 +20,8 @@ from pyserve._C import BlockPool, SamplerState
 class ModelInfo:
     """What is loaded. Sizes in bytes; ``kv_bytes_per_token`` counts keys and values of all layers.
 
-    ``dtype`` is the compute type, of the KV cache and of every weight that does not stay quantised;
+    ``dtype`` is the compute type, of every weight that does not stay quantised; ``kv_dtype`` what keys and
+    values are stored as;
     ``quantization`` how most of the weights are stored on disk, ``kept_quantized`` the types of those that
     are quantised in memory too.
     """
@@ -36,6 +37,7 @@ class ModelInfo:
     weight_bytes: int
     kv_bytes_per_token: int
     kept_quantized: tuple[str, ...] = ()
+    kv_dtype: str = "float32"
 
     @property
     def weights(self) -> str:

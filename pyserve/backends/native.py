@@ -22,6 +22,8 @@ KEPT_QUANTIZED: Mapping[str, float] = {
 }
 """GGUF types that stay quantised, as they are or as the nearest that the kernels multiply with, and the bytes
 that an element takes then; others become the compute type."""
+KV_SIZES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
+"""How keys and values may be stored: bytes of an element, and of the scale of a token's kv head."""
 
 
 class WeightSource(Protocol):
@@ -55,17 +57,28 @@ def default_dtype() -> str:
     return "bfloat16" if _C.has_bfloat16() else "float32"
 
 
+def default_kv_dtype(dtype: str | None) -> str:
+    """How keys and values are stored where nobody says: as ``dtype``, bfloat16 where that is None too."""
+    return dtype or "bfloat16"
+
+
+def kv_bytes_per_token(config: DecoderConfig, kv_dtype: str) -> int:
+    """Bytes that one token's keys and values take in all layers."""
+    return config.kv_bytes_per_token(*KV_SIZES[kv_dtype])
+
+
 class NativeBackend:
     """Implements :class:`~pyserve.backends.base.Backend` on ``pyserve._C.Decoder``.
 
     Weights are copied in, packed for the processor's widest vectors; ``source`` can be closed afterwards.
     ``dtype`` is "float32" or "bfloat16", for all weights; None is :func:`default_dtype`, but weights in
-    :data:`KEPT_QUANTIZED` types stay as they are, and are multiplied as integers. ``isa`` forces an
+    :data:`KEPT_QUANTIZED` types stay as they are, and are multiplied as integers. ``kv_dtype`` is one of
+    :data:`KV_SIZES`, for keys and values; None is :func:`default_kv_dtype`. ``isa`` forces an
     instruction set ("": the best). ``progress`` is called with each weight's bytes at its source as it is
     taken in.
 
     Raises :class:`~pyserve.errors.ModelError` where weights and shape do not fit, ValueError for an unknown
-    dtype or instruction set, MemoryError.
+    dtype, KV dtype or instruction set, MemoryError.
     """
 
     def __init__(
@@ -73,13 +86,17 @@ class NativeBackend:
         source: WeightSource,
         *,
         dtype: str | None = None,
+        kv_dtype: str | None = None,
         isa: str = "",
         progress: Callable[[int], None] | None = None,
     ) -> None:
         keep = KEPT_QUANTIZED if dtype is None else ()
+        kv_dtype = kv_dtype or default_kv_dtype(dtype)
         dtype = dtype or default_dtype()
         if dtype not in ELEMENT_SIZES:
             raise ValueError(f"dtype must be one of {', '.join(ELEMENT_SIZES)}, got {dtype!r}")
+        if kv_dtype not in KV_SIZES:
+            raise ValueError(f"kv_dtype must be one of {', '.join(KV_SIZES)}, got {kv_dtype!r}")
         config = source.config
         decoder = _C.Decoder(config.as_dict(), dtype, isa)
         kept = set()
@@ -106,7 +123,8 @@ class NativeBackend:
             quantization=source.quantization,
             num_parameters=source.num_parameters,
             weight_bytes=decoder.weight_bytes,
-            kv_bytes_per_token=config.kv_bytes_per_token(ELEMENT_SIZES[dtype]),
+            kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
+            kv_dtype=kv_dtype,
             kept_quantized=tuple(sorted(kept)),
         )
 
@@ -133,7 +151,7 @@ class NativeBackend:
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Reserves KV storage; the system hands the memory out as blocks are first written."""
-        self._open.allocate_kv(num_blocks, block_size)
+        self._open.allocate_kv(num_blocks, block_size, self._info.kv_dtype)
 
     def forward(self, packed: PackedStep, hidden_rows: Tensor) -> ForwardOutput:
         """Runs one step with the GIL released. ValueError where an index is out of range."""

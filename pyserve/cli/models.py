@@ -57,7 +57,14 @@ def pull(model: str | None) -> None:
 @click.argument("model", required=False)
 def inspect(model: str | None) -> None:
     """Show what MODEL is and the memory that it will take. Reads headers only, not the weights."""
-    from pyserve.backends.native import ELEMENT_SIZES, KEPT_QUANTIZED, default_dtype
+    from pyserve.backends.native import (
+        ELEMENT_SIZES,
+        KEPT_QUANTIZED,
+        KV_SIZES,
+        default_dtype,
+        default_kv_dtype,
+        kv_bytes_per_token,
+    )
     from pyserve.models.checkpoint import NOTHING
     from pyserve.models.load import open_checkpoint
 
@@ -93,13 +100,15 @@ def inspect(model: str | None) -> None:
         ("as served", native, KEPT_QUANTIZED),
         *((f"in {dtype}", dtype, NOTHING) for dtype in ELEMENT_SIZES),
     ):
-        size = ELEMENT_SIZES[dtype]
-        per_token = config.kv_bytes_per_token(size)
+        size = checkpoint.weight_bytes(ELEMENT_SIZES[dtype], keep)
+        table.add_row(label, f"weights {format_size(size)}")
+    for dtype in KV_SIZES:
+        per_token = kv_bytes_per_token(config, dtype)
+        default = " (as served)" if dtype == default_kv_dtype(None) else ""
         table.add_row(
-            label,
-            f"weights {format_size(checkpoint.weight_bytes(size, keep))};"
-            f" KV cache {format_size(per_token)} a token,"
-            f" {format_size(per_token * config.context_length)} a full context",
+            f"KV in {dtype}",
+            f"{format_size(per_token)} a token,"
+            f" {format_size(per_token * config.context_length)} a full context{default}",
         )
     Console().print(table)
 

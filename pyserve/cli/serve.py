@@ -80,6 +80,7 @@ def _announce(console: Console, log_format: str, started: Started) -> None:
             quantization=info.quantization,
             kept_quantized=info.kept_quantized,
             weight_bytes=info.weight_bytes,
+            kv_dtype=info.kv_dtype,
             kv_bytes=loaded.kv.bytes,
             kv_blocks=loaded.kv.num_blocks,
             context_length=loaded.kv.context_length,
@@ -96,7 +97,7 @@ def _banner(started: Started) -> Iterator[tuple[str, str]]:
     kind = "not quantised" if info.quantization == "none" else f"stored as {info.quantization}"
     parameters = f"{info.num_parameters / 1e6:.0f}M"
     loading = f"loaded in {loaded.load_s:.1f} s"
-    tokens = kv.num_blocks * kv.block_size
+    blocks = f"{kv.num_blocks} blocks, {kv.num_blocks * kv.block_size} tokens"
     yield "pyserve", __version__
     yield (
         "model",
@@ -108,7 +109,7 @@ def _banner(started: Started) -> Iterator[tuple[str, str]]:
     )
     yield (
         "KV cache",
-        f"{format_size(kv.bytes)}: {kv.num_blocks} blocks, {tokens} tokens; context {kv.context_length}",
+        f"{format_size(kv.bytes)} in {info.kv_dtype}: {blocks}; context {kv.context_length}",
     )
     yield (
         "URL",

@@ -102,9 +102,11 @@ class DecoderConfig:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
 
-    def kv_bytes_per_token(self, element_size: int) -> int:
-        """Bytes that one token's keys and values take in all layers, at ``element_size`` bytes each."""
-        return 2 * self.num_layers * self.kv_size * element_size
+    def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
+        """Bytes that one token's keys and values take in all layers, at ``element_size`` bytes each, and
+        ``scale_size`` more for each head's keys, and values."""
+        heads = 2 * self.num_layers * self.num_kv_heads
+        return heads * (self.head_dim * element_size + scale_size)
 
     def as_dict(self) -> dict[str, object]:
         """Plain dict of every field, nested ropes too: what ``pyserve._C.Decoder`` takes."""

@@ -1,7 +1,9 @@
 """The native back-end: a checkpoint in, packed steps through."""
 
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +68,44 @@ def test_info_says_what_is_loaded(source: Source) -> None:
     assert default_dtype() in ("float32", "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "stored", "bytes_per_token"),
+    [
+        (None, None, "bfloat16", 2 * 3 * 2 * 16 * 2),
+        ("float32", None, "float32", 2 * 3 * 2 * 16 * 4),
+        ("bfloat16", None, "bfloat16", 2 * 3 * 2 * 16 * 2),
+        ("float32", "int8", "int8", 2 * 3 * 2 * (16 + 4)),
+    ],
+)
+def test_keys_and_values_are_stored_as_asked(
+    source: Source, dtype: str | None, kv_dtype: str | None, stored: str, bytes_per_token: int
+) -> None:
+    backend = NativeBackend(source, dtype=dtype, kv_dtype=kv_dtype)
+    assert (backend.info.kv_dtype, backend.info.kv_bytes_per_token) == (stored, bytes_per_token)
+    backend.allocate(10, 16)
+    assert backend.kv_bytes == 160 * bytes_per_token
+
+
+def test_memory_of_keys_and_values_is_taken_block_by_block_and_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    backend = NativeBackend(
+        Source(config_of(model := random_model("llama")), list(weights_of(model)))
+    )
+    before = resident()
+    backend.allocate(1 << 16, 16)  # 768 MiB
+    assert backend.kv_bytes > 700 << 20
+    for first in (0, 60_000):  # two blocks, at both ends of the pool
+        one = ints(*range(16))
+        table = ints(first).reshape(1, 1)
+        step = (one, one, ints(0, 16), ints(16), one + first * 16, table, ints(15), ints())
+        backend._open.forward(*step)
+    assert resident() - before < 32 << 20
+    backend.allocate(1, 16)
+    assert resident() - before < 16 << 20
+
+
 def test_packed_steps_give_the_models_logits_and_hidden_states(
     source: Source, model: torch.nn.Module
 ) -> None:
@@ -106,6 +146,11 @@ def test_wrong_shape_is_named(source: Source) -> None:
 def test_unknown_dtype_is_refused(source: Source) -> None:
     with pytest.raises(ValueError, match="dtype"):
         NativeBackend(source, dtype="float16")
+
+
+def test_unknown_kv_dtype_is_refused(source: Source) -> None:
+    with pytest.raises(ValueError, match="kv_dtype"):
+        NativeBackend(source, kv_dtype="int4")
 
 
 def test_closed_backend_raises(source: Source) -> None:

@@ -57,7 +57,7 @@ def test_banner_says_what_was_loaded_and_where(monkeypatch: pytest.MonkeyPatch) 
     lines = {line[:8].strip(): line[8:].strip() for line in result.stderr.splitlines()}
     assert lines["model"] == "tiny: llama, 2M parameters, stored as Q8_0, loaded in 1.2 s"
     assert lines["weights"] == "3MiB in float32; avx2, 2 threads"
-    assert lines["KV cache"] == "2.5KiB: 10 blocks, 160 tokens; context 160"
+    assert lines["KV cache"] == "2.5KiB in float32: 10 blocks, 160 tokens; context 160"
     assert lines["URL"].startswith("http://127.0.0.1:1 ")
 
 

@@ -253,11 +253,22 @@ def weights_of(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tenso
             yield short, data
 
 
+class KvDecoder(Decoder):
+    """A decoder that remembers what its KV cache is to be stored as."""
+
+    kv_dtype = "float32"
+
+
 def build_decoder(
-    model: transformers.PreTrainedModel, *, dtype: str = "float32", isa: str = ""
-) -> Decoder:
+    model: transformers.PreTrainedModel,
+    *,
+    dtype: str = "float32",
+    kv_dtype: str = "float32",
+    isa: str = "",
+) -> KvDecoder:
     """A sealed decoder with the model's weights."""
-    decoder = Decoder(config_of(model).as_dict(), dtype, isa)
+    decoder = KvDecoder(config_of(model).as_dict(), dtype, isa)
+    decoder.kv_dtype = kv_dtype
     for name, tensor in weights_of(model):
         decoder.load(name, tensor)
     decoder.seal()
@@ -279,9 +290,10 @@ class Runner:
     def __init__(
         self, decoder: Decoder, *, num_blocks: int = 256, block_size: int = 16, seed: int = 0
     ) -> None:
+        kv_dtype = decoder.kv_dtype if isinstance(decoder, KvDecoder) else "float32"
         self.decoder = decoder
         self.block_size = block_size
-        decoder.allocate_kv(num_blocks, block_size)
+        decoder.allocate_kv(num_blocks, block_size, kv_dtype)
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
 

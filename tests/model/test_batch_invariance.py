@@ -19,23 +19,24 @@ from tests.model.harness import (
 )
 
 VARIANTS = [
-    pytest.param((name, dtype, isa), id=f"{name}-{dtype}-{isa}")
+    pytest.param((name, dtype, kv_dtype, isa), id=f"{name}-{dtype}-{kv_dtype}-{isa}")
     for isa in supported_isas()
-    for name, dtype in [
-        ("llama", "float32"),
-        ("wide", "float32"),
-        ("wide", "bfloat16"),
-        ("mistral", "bfloat16"),
-        ("gemma3", "float32"),
-        ("gpt2", "float32"),
+    for name, dtype, kv_dtype in [
+        ("llama", "float32", "float32"),
+        ("llama", "float32", "int8"),
+        ("wide", "float32", "bfloat16"),
+        ("wide", "bfloat16", "int8"),
+        ("mistral", "bfloat16", "bfloat16"),
+        ("gemma3", "float32", "int8"),
+        ("gpt2", "float32", "float32"),
     ]
 ]
 
 
 @pytest.fixture(params=VARIANTS)
 def decoder(request: pytest.FixtureRequest) -> Decoder:
-    name, dtype, isa = request.param
-    return build_decoder(random_model(name), dtype=dtype, isa=isa)
+    name, dtype, kv_dtype, isa = request.param
+    return build_decoder(random_model(name), dtype=dtype, kv_dtype=kv_dtype, isa=isa)
 
 
 def test_any_chunking_gives_the_same_bits(decoder: Decoder) -> None:
@@ -73,14 +74,30 @@ def test_threads_do_not_change_bits(decoder: Decoder, restored_threads: None) ->
         assert_same_bits(Runner(decoder).run(Row(tokens), [60]), expected)
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize("isa", supported_isas())
-def test_long_context_gives_the_same_bits_in_any_chunks(name: str, isa: str) -> None:
-    decoder = build_decoder(random_model(name), isa=isa)
+def test_long_context_gives_the_same_bits_in_any_chunks(
+    name: str, isa: str, kv_dtype: str, restored_threads: None
+) -> None:
+    decoder = build_decoder(random_model(name), kv_dtype=kv_dtype, isa=isa)
     tokens = random_tokens(1300, seed=5)
+    set_num_threads(1)
     expected = alone(decoder, tokens)
-    for chunks in ([511, 1, 1, 300], [100] * 12, [1024, 200]):
+    for threads, chunks in enumerate(([511, 1, 1, 300], [100] * 12, [1024, 200, 1, 1]), 1):
+        set_num_threads(threads)  # from two on, one sequence's spans are shared out
         assert_same_bits(Runner(decoder).run(Row(tokens), chunks), expected)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("block_size", [1, 5, 16, 24, 64, 256])
+def test_chunks_do_not_change_bits_with_any_block_size(block_size: int, kv_dtype: str) -> None:
+    decoder = build_decoder(random_model("mistral"), kv_dtype=kv_dtype)
+    tokens = random_tokens(600, seed=7)
+    blocks = 700 // block_size + 1
+    first = Runner(decoder, num_blocks=blocks, block_size=block_size).run(Row(tokens), [150, 1])
+    again = Runner(decoder, num_blocks=blocks, block_size=block_size, seed=1)
+    assert_same_bits(again.run(Row(tokens), [1, 77, 300]), first)
 
 
 def test_a_row_of_nan_stays_in_its_own_sequence() -> None:

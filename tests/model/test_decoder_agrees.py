@@ -80,6 +80,20 @@ def test_bfloat16_is_near_float32_with_the_same_weights(name: str) -> None:
     assert_close(actual, reference_logits(model, tokens), relative=3e-2)
 
 
+@pytest.mark.parametrize("isa", supported_isas())
+@pytest.mark.parametrize(("kv_dtype", "relative"), [("bfloat16", 0.05), ("int8", 0.15)])
+@pytest.mark.parametrize("name", MODELS)
+def test_compact_keys_and_values_are_near_float32(
+    name: str, kv_dtype: str, relative: float, isa: str
+) -> None:
+    model = random_model(name, seed=6)
+    tokens = random_tokens(90, seed=6)
+    decoder = build_decoder(model, kv_dtype=kv_dtype, isa=isa)
+    for block_size in (16, 5):
+        actual = Runner(decoder, block_size=block_size).run(Row(tokens), [40, 1])
+        assert_close(actual, reference_logits(model, tokens), relative=relative)
+
+
 def test_mixed_batch_agrees() -> None:
     model = random_model("qwen2", seed=6)
     runner = Runner(build_decoder(model))

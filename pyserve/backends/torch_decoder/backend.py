@@ -70,6 +70,7 @@ class TorchBackend:
             num_parameters=source.num_parameters,
             weight_bytes=weights.nbytes,
             kv_bytes_per_token=config.kv_bytes_per_token(DTYPES[dtype].itemsize),
+            kv_dtype=dtype,
         )
 
     @property
