@@ -82,7 +82,9 @@ def _cuda(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
     from pyserve.backends.torch_decoder import TorchBackend
 
     if settings.kv_dtype not in ("auto", settings.dtype):
-        raise ModelError("--kv-dtype must be what --dtype names on a GPU: keys have the compute type")
+        raise ModelError(
+            "--kv-dtype must be what --dtype names on a GPU: keys have the compute type"
+        )
     checkpoint = open_checkpoint(settings.model)
     tokenizer = checkpoint.tokenizer
     backend = TorchBackend(checkpoint, dtype=None if settings.dtype == "auto" else settings.dtype)
