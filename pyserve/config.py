@@ -87,6 +87,12 @@ class Settings:
         "How keys and values are stored, by the native back-end. auto: as --dtype says; bfloat16 where that"
         " is auto too.",
     )
+    quantize: str = _model(
+        one_of("none", "int8"),
+        "none",
+        "What matrices in floating point become when loaded. int8: 8 bits, with a scale for each 32 of a row;"
+        " dtype is that of the rest.",
+    )
     context_length: int | None = _model(
         natural(optional=True),
         None,

@@ -74,6 +74,7 @@ def _native(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
         checkpoint,
         dtype=None if settings.dtype == "auto" else settings.dtype,
         kv_dtype=None if settings.kv_dtype == "auto" else settings.kv_dtype,
+        quantize=settings.quantize,
     )
     return backend, tokenizer, checkpoint.architecture, backend.isa
 
@@ -85,6 +86,8 @@ def _cuda(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
         raise ModelError(
             "--kv-dtype must be what --dtype names on a GPU: keys have the compute type"
         )
+    if settings.quantize != "none":
+        raise ModelError("quantize: on a GPU weights have the compute type; leave it away")
     checkpoint = open_checkpoint(settings.model)
     tokenizer = checkpoint.tokenizer
     backend = TorchBackend(checkpoint, dtype=None if settings.dtype == "auto" else settings.dtype)
@@ -100,6 +103,8 @@ def _gpu_memory() -> dict[str, int]:
 def _transformers(settings: Settings, device: str) -> tuple[Backend, Tokenizer, str, str]:
     from pyserve.backends.transformers import TransformersBackend
 
+    if settings.quantize != "none":
+        raise ModelError("quantize: --backend transformers runs weights as they are; leave it away")
     if settings.model is None:
         raise ModelError("--backend transformers needs --model: a directory or a hub id")
     if settings.kv_dtype != "auto":

@@ -10,20 +10,22 @@ from torch import Tensor
 from pyserve import _C
 from pyserve.backends.base import ForwardOutput, ModelInfo, PackedStep
 from pyserve.errors import ModelError
+from pyserve.models.checkpoint import PLAIN
 from pyserve.models.config import DecoderConfig
-from pyserve.models.source import QuantizedTensor
+from pyserve.models.source import BLOCK_ELEMENTS, QuantizedTensor
 
 ELEMENT_SIZES = {"float32": 4, "bfloat16": 2}
-PLAIN = ("F32", "F16", "BF16")
-KEPT_QUANTIZED: Mapping[str, float] = {
-    name: kept_bytes / 32
-    for name, (_, kept_bytes, _, _) in _C.stored_formats().items()
-    if name not in PLAIN
-}
+_BYTES = {name: kept[1] / BLOCK_ELEMENTS for name, kept in _C.stored_formats().items()}
+KEPT_QUANTIZED: Mapping[str, float] = {k: v for k, v in _BYTES.items() if k not in PLAIN}
 """GGUF types that stay quantised, as they are or as the nearest that the kernels multiply with, and the bytes
 that an element takes then; others become the compute type."""
 KV_SIZES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
 """How keys and values may be stored: bytes of an element, and of the scale of a token's kv head."""
+QUANTIZE: Mapping[str, Mapping[str, float]] = {
+    "none": KEPT_QUANTIZED,
+    "int8": {**KEPT_QUANTIZED, **dict.fromkeys(PLAIN, _BYTES["F32"])},
+}
+"""What ``--quantize`` can be, and the stored types that are quantised in memory then."""
 
 
 class WeightSource(Protocol):
@@ -72,10 +74,11 @@ class NativeBackend:
 
     Weights are copied in, packed for the processor's widest vectors; ``source`` can be closed afterwards.
     ``dtype`` is "float32" or "bfloat16", for all weights; None is :func:`default_dtype`, but weights in
-    :data:`KEPT_QUANTIZED` types stay as they are, and are multiplied as integers. ``kv_dtype`` is one of
-    :data:`KV_SIZES`, for keys and values; None is :func:`default_kv_dtype`. ``isa`` forces an
-    instruction set ("": the best). ``progress`` is called with each weight's bytes at its source as it is
-    taken in.
+    :data:`KEPT_QUANTIZED` types stay as they are, and are multiplied as integers. ``quantize`` "int8" rounds
+    the other matrices to 8 bits for each 32 of a row, as GGUF's Q8_0; ``dtype`` is that of the rest then.
+    ``kv_dtype`` is one of :data:`KV_SIZES`, for keys and values; None is :func:`default_kv_dtype`. ``isa``
+    forces an instruction set ("": the best). ``progress`` is called with each weight's bytes at its source as
+    it is taken in.
 
     Raises :class:`~pyserve.errors.ModelError` where weights and shape do not fit, ValueError for an unknown
     dtype, KV dtype or instruction set, MemoryError.
@@ -88,9 +91,10 @@ class NativeBackend:
         dtype: str | None = None,
         kv_dtype: str | None = None,
         isa: str = "",
+        quantize: str = "none",
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        keep = KEPT_QUANTIZED if dtype is None else ()
+        keep = () if dtype is not None and quantize == "none" else QUANTIZE[quantize]
         kv_dtype = kv_dtype or default_kv_dtype(dtype)
         dtype = dtype or default_dtype()
         if dtype not in ELEMENT_SIZES:
@@ -104,7 +108,7 @@ class NativeBackend:
             for name, tensor in source.tensors(keep):
                 if isinstance(tensor, QuantizedTensor):
                     decoder.load_blocks(name, tensor.type, tensor.blocks)
-                    kept.add(tensor.type)
+                    kept.add(quantize if tensor.type in PLAIN else tensor.type)
                 else:
                     decoder.load(name, tensor)
                 if progress is not None:
@@ -112,6 +116,11 @@ class NativeBackend:
             decoder.seal()
         except ValueError as error:
             raise ModelError(f"{source.name}: {error}") from error
+        if quantize not in ("none", *kept):
+            raise ModelError(
+                f"quantize: {source.name} has no floating-point matrix whose rows are a multiple of"
+                f" {BLOCK_ELEMENTS} long, so that none became {quantize}; stored is {source.quantization}"
+            )
         self._decoder: _C.Decoder | None = decoder
         self._info = ModelInfo(
             name=source.name,

@@ -61,6 +61,7 @@ def inspect(model: str | None) -> None:
         ELEMENT_SIZES,
         KEPT_QUANTIZED,
         KV_SIZES,
+        QUANTIZE,
         default_dtype,
         default_kv_dtype,
         kv_bytes_per_token,
@@ -98,6 +99,7 @@ def inspect(model: str | None) -> None:
     native = default_dtype()
     for label, dtype, keep in (
         ("as served", native, KEPT_QUANTIZED),
+        ("--quantize int8", native, QUANTIZE["int8"]),
         *((f"in {dtype}", dtype, NOTHING) for dtype in ELEMENT_SIZES),
     ):
         size = checkpoint.weight_bytes(ELEMENT_SIZES[dtype], keep)

@@ -14,12 +14,20 @@ from torch import Tensor
 
 from pyserve.models.architectures.weights import PlannedWeight
 from pyserve.models.config import DecoderConfig
-from pyserve.models.source import QuantizedTensor, StoredSummary, TensorSource, summarize
+from pyserve.models.source import (
+    BLOCK_ELEMENTS,
+    QuantizedTensor,
+    StoredSummary,
+    TensorSource,
+    summarize,
+)
 
 if TYPE_CHECKING:
     from pyserve.models.tokenizer import Tokenizer
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
+PLAIN = ("F64", "F32", "F16", "BF16")
+"""Types that are no blocks, as safetensors and GGUF call them."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +74,25 @@ class Checkpoint:
 
     def weight_bytes(self, element_bytes: int, keep: Mapping[str, float] = NOTHING) -> int:
         """Memory of the weights at ``element_bytes`` a number, but for matrices stored in a type that
-        ``keep`` names, with the bytes of an element then. Reads headers only.
+        ``keep`` names, with the bytes of an element when quantised. Reads headers only.
         """
         total = 0.0
         for weight in self.weights:
             stored = self.source.stored(weight.key)
             kept = keep.get(stored.dtype) if weight.is_linear else None
-            total += stored.num_elements * (element_bytes if kept is None else kept)
+            parts = weight.apply(
+                torch.empty(stored.shape, device="meta"), self.config, str(self.path)
+            )
+            for _, part in parts:
+                quantised = kept is not None and part.shape[-1] % BLOCK_ELEMENTS == 0
+                total += part.numel() * (kept if kept and quantised else element_bytes)
         return round(total)
 
     def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
         """Every weight as (canonical name, tensor in float32, float16 or bfloat16), each read when asked for.
 
-        Matrices stored in a type that ``keep`` names ("Q4_1") come as they are stored instead.
+        Matrices stored in a type that ``keep`` names ("Q4_1", "BF16") come as they are stored instead, but
+        for those in a plain type whose rows are no whole number of blocks.
 
         Names and shapes are those of :class:`~pyserve.models.config.DecoderConfig`. A tensor may be a view
         of the mapped file: copy what is kept. Raises ModelError where the file cannot be read any more.
@@ -86,12 +100,17 @@ class Checkpoint:
         where = str(self.path)
         for weight in self.weights:
             stored = self.source.stored(weight.key)
-            if stored.dtype in keep and weight.is_linear:
+            if stored.dtype not in keep or not weight.is_linear:
+                yield from weight.apply(self.source.load(weight.key), self.config, where)
+            elif stored.dtype in PLAIN:
+                for name, part in weight.apply(self.source.load(weight.key), self.config, where):
+                    whole = part.shape[-1] % BLOCK_ELEMENTS == 0
+                    yield name, QuantizedTensor.of(part) if whole else part
+            else:
                 blocks = self.source.load_blocks(weight.key)
                 tensor = QuantizedTensor(stored.dtype, stored.shape, blocks)
                 yield from weight.apply_blocks(tensor, self.config, where)
-            else:
-                yield from weight.apply(self.source.load(weight.key), self.config, where)
+            self.source.release(weight.key)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -88,6 +88,14 @@ class GGUFFile:
             raise ValueError(f"{name} is {info.format.name}, which has no blocks")
         return self._bytes(info).view(math.prod(info.shape[:-1]), -1)
 
+    def release(self, name: str) -> None:
+        """Lets the system take back the pages that the tensor was read through; views stay valid."""
+        info = self.tensors[name]
+        first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = info.offset + info.num_bytes - first
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, length)
+
     def _bytes(self, info: TensorInfo) -> Tensor:
         return torch.frombuffer(
             self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset

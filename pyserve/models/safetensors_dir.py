@@ -124,6 +124,9 @@ class SafetensorsFiles:
         """Raises ValueError: nothing here is quantised."""
         raise ValueError(f"{name} is {self.stored(name).dtype}, which has no blocks")
 
+    def release(self, name: str) -> None:
+        """Nothing: tensors are copies."""
+
     def check(self, names: Iterator[str]) -> None:
         """Raises ModelError where a tensor is of a type that the decoder does not take."""
         for name in names:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -25,9 +26,16 @@ class StoredTensor:
         return math.prod(self.shape)
 
 
+BLOCK_ELEMENTS = 32
+"""Neighbours along a row that share a scale in every type that the kernels multiply with."""
+PLAIN_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor:
-    """A matrix in the blocks of a GGUF type ("Q4_1"): ``blocks`` uint8 ``[rows, bytes of a row]``."""
+    """A matrix that is quantised in memory: ``blocks`` uint8 ``[rows, bytes of a row]`` in the blocks of a
+    GGUF type ("Q4_1"), or in a plain one ("BF16") that is going to be rounded to 8 bits.
+    """
 
     type: str
     shape: tuple[int, ...]
@@ -37,6 +45,12 @@ class QuantizedTensor:
     def nbytes(self) -> int:
         """Bytes as stored."""
         return self.blocks.nbytes
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> QuantizedTensor:
+        """A plain matrix; its rows must be a multiple of :data:`BLOCK_ELEMENTS` long."""
+        shape = (tensor.shape[0], tensor.shape[1])
+        return cls(PLAIN_TYPES[tensor.dtype], shape, tensor.contiguous().view(torch.uint8))
 
 
 class TensorSource(Protocol):
@@ -53,6 +67,9 @@ class TensorSource(Protocol):
 
         Raises ValueError for a tensor that is not quantised.
         """
+
+    def release(self, name: str) -> None:
+        """The tensor has been read: memory that only holds the file's bytes may go."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,7 @@ def test_models_inspect_shows_shape_and_memory_without_reading_weights(tmp_path:
     for expected in ("llama", "F32", "128 tokens", "4 heads of 8, 2 of keys", "256B a token"):
         assert expected in output
     assert "as served" in output
+    assert "--quantize int8" in output
 
 
 def test_models_inspect_of_nothing_says_what_is_wrong() -> None:
