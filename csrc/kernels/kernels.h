@@ -45,7 +45,7 @@ enum class QuantType : int { q8_0 = 0, q4_0 = 1, q4_1 = 2, q8_1 = 3 };
 inline constexpr int kQuantTypes = 4;
 
 inline constexpr int kQuantDepth = 32;    // elements along K that share a scale
-inline constexpr int kQuantColumns = 16;  // outputs that a panel interleaves
+inline constexpr int kQuantColumns = 32;  // outputs that a panel interleaves
 
 constexpr int quant_offset(QuantType type) {
   return type == QuantType::q8_0 ? 128 : type == QuantType::q4_0 ? 8 : 0;
@@ -58,10 +58,10 @@ constexpr bool quant_has_minimum(QuantType type) {
   return type == QuantType::q4_1 || type == QuantType::q8_1;
 }
 
-// A panel of a quantised weight: the scales of all blocks, [blocks][1 or 2][columns] float16 (d,
-// and m where there is one), padded to 64 bytes; then the integers. Bytes lie as
-// [blocks][8][columns][4], depth 4 g + j of a column at [g][column][j]; halves of bytes as
-// [blocks][4][columns][4], depth 4 g + j in the low half of [g][column][j] and depth 16 + 4 g + j
+// A panel of a quantised weight: its blocks in ascending order of depth, one stream through memory.
+// Of each block come the scales, [1 or 2][columns] float16 (d, and m where there is one); then the
+// integers. Bytes lie as [8][columns][4], depth 4 g + j of a column at [g][column][j]; halves of
+// bytes as [4][columns][4], depth 4 g + j in the low half of [g][column][j] and depth 16 + 4 g + j
 // in the high one. Integer dot products of four neighbours thus fill one 32-bit lane a column.
 struct QuantPanel {
   int scale_bytes;    // of one block
@@ -70,11 +70,9 @@ struct QuantPanel {
   constexpr explicit QuantPanel(QuantType type)
       : scale_bytes(kQuantColumns * (quant_has_minimum(type) ? 4 : 2)),
         integer_bytes(kQuantColumns * kQuantDepth / (quant_has_bytes(type) ? 1 : 2)) {}
-  constexpr std::ptrdiff_t integers(int blocks) const {
-    return round_up(std::ptrdiff_t{blocks} * scale_bytes, 64);
-  }
+  constexpr int block_bytes() const { return scale_bytes + integer_bytes; }
   constexpr std::ptrdiff_t bytes(int blocks) const {
-    return integers(blocks) + std::ptrdiff_t{blocks} * integer_bytes;
+    return std::ptrdiff_t{blocks} * block_bytes();
   }
 };
 
@@ -82,9 +80,9 @@ struct QuantPanel {
 // is NaN, and so is every output that the row has a part in.
 struct QuantBlock {
   float scale;
-  float weighted_sum;  // scale * sum
-  std::int32_t sum;    // of the values
-  std::int32_t unused;
+  float weighted_sum;       // scale * sum
+  std::int32_t offset_8;    // -8 times the sum of the values: a dot product with u - 8 starts here
+  std::int32_t offset_128;  // -128 times it
   std::int8_t values[kQuantDepth];
 };
 

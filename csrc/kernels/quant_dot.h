@@ -1,10 +1,14 @@
-// Integer dot products of one block of 32 depths: rows of activations against a panel's 16 columns.
+// Integer dot products of one block of 32 depths: rows of activations against a tile's columns.
 // Included by isa_*.cpp only.
 #pragma once
 
 namespace pyserve::PYSERVE_ISA {
 
-inline constexpr int kQuantVectors = kQuantColumns / kLanes;
+// Loads are what bounds a tall tile of one vector: each of weights and activations is used for
+// several rows or vectors.
+inline constexpr int kQuantVectors = kLanes == 4 ? 4 : 2;
+inline constexpr int kQuantTileColumns = kQuantVectors * kLanes;
+static_assert(kQuantColumns % kQuantTileColumns == 0);
 
 // kLanes float16 numbers.
 PYSERVE_INLINE Vec load_half(const std::uint8_t* p) {
@@ -35,33 +39,48 @@ PYSERVE_INLINE std::int32_t four(const QuantBlock& block, int depth) {
 template <QuantType Type, int Rows>
 PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a,
                                std::ptrdiff_t lda, Vec (&out)[Rows][kQuantVectors]) {
-  __m512i sums[Rows];
-#pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r) sums[r] = _mm512_setzero_si512();
-  const auto add = [&](__m512i weights, int depth) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r)
-      sums[r] = _mm512_dpbusd_epi32(sums[r], weights, _mm512_set1_epi32(four(a[r * lda], depth)));
-  };
-  if constexpr (quant_has_bytes(Type)) {
-#pragma GCC unroll 8
-    for (int g = 0; g < 8; ++g) add(_mm512_loadu_si512(integers + 64 * g), 4 * g);
-  } else {
-#pragma GCC unroll 4
-    for (int g = 0; g < 4; ++g) {
-      WordVec packed;
-      __builtin_memcpy(&packed, integers + 64 * g, sizeof packed);
-      add((__m512i)(packed & 0x0F0F0F0F), 4 * g);
-      add((__m512i)(packed >> 4 & 0x0F0F0F0F), 16 + 4 * g);
-    }
-  }
+  __m512i sums[Rows][kQuantVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
-    constexpr int kOffset = quant_offset(Type);
-    if constexpr (kOffset != 0)
-      sums[r] = _mm512_sub_epi32(sums[r], _mm512_set1_epi32(kOffset * a[r * lda].sum));
-    out[r][0] = __builtin_convertvector((IntVec)sums[r], Vec);
+    __m512i start = _mm512_setzero_si512();
+    if constexpr (Type == QuantType::q8_0) start = _mm512_set1_epi32(a[r * lda].offset_128);
+    if constexpr (Type == QuantType::q4_0) start = _mm512_set1_epi32(a[r * lda].offset_8);
+#pragma GCC unroll 4
+    for (int v = 0; v < kQuantVectors; ++v) sums[r][v] = start;
   }
+  const auto add = [&](const __m512i* weights, int depth) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const __m512i x = _mm512_set1_epi32(four(a[r * lda], depth));
+#pragma GCC unroll 4
+      for (int v = 0; v < kQuantVectors; ++v)
+        sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], weights[v], x);
+    }
+  };
+  const auto load_bytes = [&](int g, int v) __attribute__((always_inline)) {
+    return _mm512_loadu_si512(integers + 4 * (kQuantColumns * g + kLanes * v));
+  };
+  constexpr int kGroups = quant_has_bytes(Type) ? 8 : 4;
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+    __m512i weights[kQuantVectors], high[kQuantVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kQuantVectors; ++v) weights[v] = load_bytes(g, v);
+    if constexpr (!quant_has_bytes(Type)) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kQuantVectors; ++v) {
+        high[v] = (__m512i)((WordVec)weights[v] >> 4 & 0x0F0F0F0F);
+        weights[v] = (__m512i)((WordVec)weights[v] & 0x0F0F0F0F);
+      }
+    }
+    add(weights, 4 * g);
+    if constexpr (!quant_has_bytes(Type)) add(high, 16 + 4 * g);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kQuantVectors; ++v)
+      out[r][v] = __builtin_convertvector((IntVec)sums[r][v], Vec);
 }
 
 #elif PYSERVE_LANES == 8
@@ -75,7 +94,8 @@ PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a
   const __m256i ones = _mm256_set1_epi16(1);
   for (int v = 0; v < kQuantVectors; ++v) {
     const auto load_bytes = [&](int g) __attribute__((always_inline)) {
-      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(integers + 64 * g + 32 * v));
+      return _mm256_loadu_si256(
+          reinterpret_cast<const __m256i*>(integers + 4 * (kQuantColumns * g + kLanes * v)));
     };
     __m256i sums[Rows];
 #pragma GCC unroll 16
@@ -119,7 +139,7 @@ PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a
       for (int r = 0; r < Rows; ++r) {
         sums[r] = _mm256_madd_epi16(sums[r], ones);
         if constexpr (Type == QuantType::q4_0)
-          sums[r] = _mm256_sub_epi32(sums[r], _mm256_set1_epi32(8 * a[r * lda].sum));
+          sums[r] = _mm256_add_epi32(sums[r], _mm256_set1_epi32(a[r * lda].offset_8));
       }
     }
 #pragma GCC unroll 16
@@ -133,11 +153,11 @@ PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a
 template <QuantType Type, int Rows>
 PYSERVE_INLINE void quant_dots(const std::uint8_t* integers, const QuantBlock* a,
                                std::ptrdiff_t lda, Vec (&out)[Rows][kQuantVectors]) {
-  alignas(64) float weights[kQuantDepth][kQuantColumns];
+  alignas(64) float weights[kQuantDepth][kQuantTileColumns];
   constexpr int kOffset = quant_offset(Type);
   constexpr int kGroups = quant_has_bytes(Type) ? 8 : 4;
   for (int g = 0; g < kGroups; ++g)
-    for (int c = 0; c < kQuantColumns; ++c)
+    for (int c = 0; c < kQuantTileColumns; ++c)
       for (int j = 0; j < 4; ++j) {
         const int byte = integers[(g * kQuantColumns + c) * 4 + j];
         if constexpr (quant_has_bytes(Type)) {

@@ -24,11 +24,10 @@ QuantLinear::QuantLinear(const Kernels& kernels, const StoredFormat& format, int
 
 void QuantLinear::pack_block(const StoredBlock& block, int index, std::uint8_t* panel,
                              int column) const {
-  std::uint8_t* scales = panel + index * layout_.scale_bytes + 2 * column;
+  std::uint8_t* scales = panel + layout_.bytes(index) + 2 * column;
   std::memcpy(scales, &block.scale, 2);
   if (quant_has_minimum(type_)) std::memcpy(scales + 2 * kQuantColumns, &block.minimum, 2);
-  std::uint8_t* integers =
-      panel + layout_.integers(blocks()) + index * layout_.integer_bytes + 4 * column;
+  std::uint8_t* integers = panel + layout_.bytes(index) + layout_.scale_bytes + 4 * column;
   const auto put = [&](int i, int value) {
     integers[i / 4 * 4 * kQuantColumns + i % 4] = static_cast<std::uint8_t>(value);
   };
@@ -59,7 +58,7 @@ void QuantLinear::pack(ThreadPool& pool, const std::uint8_t* stored) {
 void QuantLinear::read_row(int i, float* to) const {
   const std::uint8_t* panel = panel_at(i / kQuantColumns);
   const std::uint8_t* scales = panel + 2 * (i % kQuantColumns);
-  const std::uint8_t* integers = panel + layout_.integers(blocks()) + 4 * (i % kQuantColumns);
+  const std::uint8_t* integers = panel + layout_.scale_bytes + 4 * (i % kQuantColumns);
   const auto half_at = [](const std::uint8_t* p) {
     std::uint16_t half;
     std::memcpy(&half, p, sizeof half);
@@ -75,8 +74,8 @@ void QuantLinear::read_row(int i, float* to) const {
       to[depth] = static_cast<float>(u - quant_offset(type_)) * d;
       if (quant_has_minimum(type_)) to[depth] += m;
     }
-    scales += layout_.scale_bytes;
-    integers += layout_.integer_bytes;
+    scales += layout_.block_bytes();
+    integers += layout_.block_bytes();
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace pyserve {
 
-// y = x W^T + b for W [out, in] in blocks of 32 along K, kept as QuantPanels of 16 outputs. x is
+// y = x W^T + b for W [out, in] in blocks of 32 along K, kept as QuantPanels of 32 outputs. x is
 // quantised to 8 bits per row and block; the product is exact within a block.
 class QuantLinear {
  public:

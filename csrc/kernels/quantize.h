@@ -57,9 +57,11 @@ inline QuantBlock quantize_block(const float* x) {
     const ByteVec bytes = __builtin_convertvector(rounded, ByteVec);
     __builtin_memcpy(block.values + i, &bytes, sizeof bytes);
   }
-  block.sum = reduce_lanes(sums, Add{});
+  const std::int32_t sum = reduce_lanes(sums, Add{});
+  block.offset_8 = -8 * sum;
+  block.offset_128 = -128 * sum;
   block.scale = top / 127.0f;
-  block.weighted_sum = block.scale * static_cast<float>(block.sum);
+  block.weighted_sum = block.scale * static_cast<float>(sum);
   return block;
 }
 

@@ -123,7 +123,7 @@ PYSERVE_INLINE void accumulate(Vec (&acc)[Rows][Vectors], const float* a, std::p
   }
 }
 
-// Calls f.template operator()<Rows>() with Rows == rows, 1 <= rows <= kTileRows.
+// Calls f.template operator()<Rows>() with Rows == rows, 1 <= rows <= the greatest.
 template <int Rows = PYSERVE_TILE_ROWS, typename F>
 PYSERVE_INLINE void with_rows(int rows, F&& f) {
   if constexpr (Rows > 1) {
@@ -135,8 +135,9 @@ PYSERVE_INLINE void with_rows(int rows, F&& f) {
 inline constexpr int kTileRows = PYSERVE_TILE_ROWS;
 
 // Rows of the next tile when `left` remain: even shares, so that no tile is left thin.
+template <int Rows = kTileRows>
 PYSERVE_INLINE int next_tile_rows(int left) {
-  const int tiles = (left + kTileRows - 1) / kTileRows;
+  const int tiles = (left + Rows - 1) / Rows;
   return (left + tiles - 1) / tiles;
 }
 

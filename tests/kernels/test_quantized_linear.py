@@ -97,6 +97,16 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
     assert_same_bits(linear.apply(x)[row], linear.apply(x[row : row + 1].contiguous())[0])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_share_of_rows_into_tiles_gives_the_same_bits(kind: str, isa: str) -> None:
+    x, blocks = random_pair(27, 70, 96, kind)
+    linear = Linear.from_blocks(kind, blocks, isa)
+    alone = torch.cat([linear.apply(x[row : row + 1]) for row in range(27)])
+    for rows in range(2, 28):
+        assert_same_bits(linear.apply(x[:rows]), alone[:rows])
+
+
 @pytest.mark.skipif("avx512" not in ISAS, reason="needs two instruction sets with fused products")
 @pytest.mark.parametrize("kind", TYPES)
 def test_instruction_sets_with_fused_products_give_the_same_bits(kind: str) -> None:
