@@ -97,6 +97,7 @@ PYSERVE_HOST_DEVICE inline uint64_t share_of(uint64_t total, double u) {
 
 // The row's place among what a step draws.
 struct DrawRows {
+  static constexpr int kLanes = 512;
   float* logits;  // [R, vocabulary]; edited while a row is drawn, restored after
   int32_t vocabulary;
   const Wish* wishes;  // [R]

@@ -10,7 +10,6 @@
 
 namespace pyserve {
 
-constexpr int kDrawLanes = 1024;
 constexpr int64_t kWishWords = sizeof(Wish) / sizeof(int32_t);
 constexpr int64_t kEditWords = sizeof(Edit) / sizeof(int32_t);
 
@@ -31,7 +30,7 @@ Drawn draw_on(const at::Tensor& logits, const at::Tensor& wishes, int64_t width)
                   at::empty({rows, width}, ints), at::empty({rows, width}, logits.options()),
                   at::empty({rows}, ints)};
   auto* words = wishes.mutable_data_ptr<int32_t>();
-  Device::rows(device, rows, kDrawLanes,
+  Device::rows(device, rows,
                DrawRows{logits.mutable_data_ptr<float>(), int32_t(vocabulary),
                         reinterpret_cast<const Wish*>(words),
                         reinterpret_cast<Edit*>(words + rows * kWishWords), int32_t(width),

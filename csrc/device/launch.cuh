@@ -83,20 +83,21 @@ struct BlockLanes {
   }
 };
 
+// The bounds keep registers few enough for a block to start at all.
 template <typename Body>
-__global__ void run_warps(Body body, int64_t rows) {
+__global__ void __launch_bounds__(kBlock) run_warps(Body body, int64_t rows) {
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
   if (row < rows) body(WarpLanes{int(threadIdx.x % kWarp)}, row);
 }
 
 template <typename Body>
-__global__ void run_blocks(Body body) {
+__global__ void __launch_bounds__(Body::kLanes) run_blocks(Body body) {
   __shared__ uint64_t scratch[kWarp];
   body(BlockLanes{int(threadIdx.x), int(blockDim.x), scratch}, int64_t(blockIdx.x));
 }
 
 template <typename Body>
-__global__ void run_each(Body body, int64_t count) {
+__global__ void __launch_bounds__(kBlock) run_each(Body body, int64_t count) {
   const int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (index < count) body(index);
 }
@@ -104,17 +105,18 @@ __global__ void run_each(Body body, int64_t count) {
 struct OnCuda {
   static constexpr bool kIsCuda = true;
 
-  // `lanes` is a multiple of 32, at most 1024. Rows start on the current stream.
+  // On the current stream.
   template <typename Body>
-  static void rows(const at::Device& device, int64_t count, int lanes, const Body& body) {
+  static void rows(const at::Device& device, int64_t count, const Body& body) {
+    static_assert(Body::kLanes % kWarp == 0 && Body::kLanes <= 1024);
     if (count == 0) return;
     const c10::cuda::CUDAGuard guard(device);
     const auto stream = c10::cuda::getCurrentCUDAStream();
-    if (lanes == kWarp) {
+    if constexpr (Body::kLanes == kWarp) {
       const auto blocks = unsigned((count * kWarp + kBlock - 1) / kBlock);
       run_warps<<<blocks, kBlock, 0, stream>>>(body, count);
     } else {
-      run_blocks<<<unsigned(count), lanes, 0, stream>>>(body);
+      run_blocks<<<unsigned(count), Body::kLanes, 0, stream>>>(body);
     }
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }

@@ -1,5 +1,6 @@
 // Runs kernel bodies on the CPU: what device/launch.cuh does on CUDA. A body is a struct of
-// pointers with `operator()(lanes, row)`, or `operator()(index)` where there is nothing to share.
+// pointers with `operator()(lanes, row)` and kLanes, how many lanes a row gets on CUDA, or with
+// `operator()(index)` where there is nothing to share.
 #pragma once
 
 #include <atomic>
@@ -16,10 +17,8 @@ struct OnCpu {
   // Lanes of every row; above 1 in tests only.
   static inline std::atomic<int> emulated_lanes = 1;
 
-  // `lanes` is a wish that counts on CUDA only.
   template <typename Body>
-  static void rows(const at::Device&, int64_t count, int lanes, const Body& body) {
-    (void)lanes;
+  static void rows(const at::Device&, int64_t count, const Body& body) {
     const int emulated = emulated_lanes;
     if (emulated > 1) {
       for (int64_t row = 0; row < count; ++row) {

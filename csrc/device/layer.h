@@ -16,6 +16,7 @@ namespace pyserve {
 // first. Arithmetic is float32.
 template <typename X, typename Addend, typename Out>
 struct NormalizeRow {
+  static constexpr int kLanes = 256;
   X* x;
   const Addend* addend;  // or null
   const float *weight, *bias;
@@ -49,6 +50,7 @@ struct NormalizeRow {
 // their page, value heads written to theirs. Row token * (heads + 2 kv_heads) + head.
 template <typename T>
 struct PlaceHead {
+  static constexpr int kLanes = 32;
   T* qkv;             // [T, heads + 2 kv_heads, dim]
   T *keys, *values;   // [slots, kv_heads, dim]
   const float* rope;  // [positions, dim]: cosines, then sines; or null
@@ -142,9 +144,6 @@ struct FeedForward {
 
 // --- the ops; schemas and meaning in bindings.cpp ----------------------------------------------
 
-constexpr int kNormLanes = 256;
-constexpr int kHeadLanes = 32;
-
 template <typename Device>
 at::Tensor normalize_on(const at::Tensor& x, const std::optional<at::Tensor>& addend,
                         const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps,
@@ -167,7 +166,7 @@ at::Tensor normalize_on(const at::Tensor& x, const std::optional<at::Tensor>& ad
         using Addend = typename decltype(addend_tag)::type;
         using Out = typename decltype(out_tag)::type;
         Device::rows(
-            device, x.size(0), kNormLanes,
+            device, x.size(0),
             NormalizeRow<X, Addend, Out>{x.mutable_data_ptr<X>(),
                                          addend ? addend->const_data_ptr<Addend>() : nullptr, scale,
                                          shift, float(eps), size, out.mutable_data_ptr<Out>()});
@@ -202,7 +201,7 @@ void place_heads_on(const at::Tensor& qkv, const at::Tensor& keys, const at::Ten
   with_element(dtype, "qkv", [&](auto tag) {
     using T = typename decltype(tag)::type;
     Device::rows(
-        device, tokens * (num_heads + 2 * kv_heads), kHeadLanes,
+        device, tokens * (num_heads + 2 * kv_heads),
         PlaceHead<T>{qkv.mutable_data_ptr<T>(), keys.mutable_data_ptr<T>(),
                      values.mutable_data_ptr<T>(), rope ? rope->const_data_ptr<float>() : nullptr,
                      positions.const_data_ptr<int32_t>(), slots.const_data_ptr<int32_t>(),

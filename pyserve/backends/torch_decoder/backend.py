@@ -98,6 +98,8 @@ class TorchBackend:
         self._pages = decoder.allocate(num_blocks + 1, block_size)
         max_blocks = min(num_blocks, -(-decoder.config.context_length // block_size))
         self._decode = PaddedDecode(decoder, self._pages, max_blocks)
+        with torch.inference_mode():
+            self._decode.capture()
 
     @torch.inference_mode()
     def forward(self, packed: PackedStep, hidden_rows: Tensor) -> ForwardOutput:

@@ -13,6 +13,7 @@ beyond every sequence's context, and whoever gets such a slot writes it again be
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,10 +29,14 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 class _Padded:
     """The fixed tensors of one size, and its graph once there is one."""
 
-    def __init__(self, size: int, width: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, size: int, width: int, block_size: int, scratch_block: int, device: torch.device
+    ) -> None:
         self.size = size
         self.staging = Staging(device, decode_words(size, width))
         self.input_ids, lengths, table = split_decode(self.staging.device_words, size, width)
+        lengths.fill_(1)  # padding all of it, until a step comes
+        table.fill_(scratch_block)
         starts = torch.arange(size + 1, dtype=torch.int32, device=device)
         self.sequences = Sequences(starts, lengths, table, 1, width * block_size)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -78,6 +83,7 @@ class PaddedDecode:
         self._padded: dict[int, _Padded] = {}
         self._last: _Run | None = None
         self._ahead: _Run | None = None
+        self._pool: Any = None
 
     def fits(self, packed: PackedStep) -> bool:
         """Whether the step takes one token of each sequence and wants all logits, and is not too large."""
@@ -92,11 +98,7 @@ class PaddedDecode:
             return logits
         rows = len(packed.context_lens)
         size = next(size for size in SIZES if size >= rows)
-        if size not in self._padded:
-            self._padded[size] = _Padded(
-                size, self._width, self._pages.block_size, self._decoder.device
-            )
-        padded = self._padded[size]
+        padded = self._of_size(size)
         words = decode_words(size, self._width)
         pad_decode(padded.staging.host(words), packed, size, self._width, self._scratch)
         padded.staging.send(words)
@@ -108,6 +110,12 @@ class PaddedDecode:
     def statistics(self) -> DecodeStatistics:
         """So far."""
         return self._statistics
+
+    def capture(self) -> None:
+        """Captures the graphs of all sizes, the largest first, so that no step waits for it."""
+        if self._decoder.uses_varlen:
+            for size in reversed(SIZES):
+                self._capture(self._of_size(size))
 
     def forget(self) -> None:
         """Another kind of step comes: nothing started ahead is of use."""
@@ -149,6 +157,13 @@ class PaddedDecode:
         self._last = None
         return ahead.logits[torch.tensor(rows, device=ahead.logits.device)]
 
+    def _of_size(self, size: int) -> _Padded:
+        if size not in self._padded:
+            self._padded[size] = _Padded(
+                size, self._width, self._pages.block_size, self._scratch, self._decoder.device
+            )
+        return self._padded[size]
+
     def _compute(self, padded: _Padded) -> None:
         if (
             not self._decoder.uses_varlen
@@ -172,7 +187,9 @@ class PaddedDecode:
             self._forward(padded)
         torch.cuda.current_stream().wait_stream(stream)
         padded.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(padded.graph):
+        if self._pool is None:  # one for all sizes: only one of them runs at a time
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(padded.graph, pool=self._pool):
             padded.logits = self._forward(padded)
 
 
