@@ -16,7 +16,9 @@ from pyserve.bench.workload import english
 from pyserve.models.checkpoint import Checkpoint
 from pyserve.models.load import open_checkpoint
 from pyserve.models.source import QuantizedTensor
+from tests.kernels.quant_twin import dequantize_weight, quantize_weight
 from tests.model.harness import Row, Runner
+from tests.models.k_quantizer import quantize_k
 
 WINDOWS, LENGTH = 4, 256
 
@@ -48,12 +50,12 @@ def log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
     return Runner(decoder).run(Row(tokens), []).double().log_softmax(-1)
 
 
-@pytest.fixture(scope="module")
-def compared(checkpoint: Checkpoint) -> dict[str, float]:
+def compare(
+    checkpoint: Checkpoint, plain: Decoder, kept: Decoder, count: int = WINDOWS
+) -> dict[str, float]:
     """Top-1 agreement, mean KL divergence (nats), and perplexities of both."""
-    plain, kept = decoder_of(checkpoint, ()), decoder_of(checkpoint, KEPT_QUANTIZED)
     same, divergences, losses = [], [], []
-    for tokens in windows(checkpoint):
+    for tokens in windows(checkpoint)[:count]:
         p, q = log_probabilities(plain, tokens), log_probabilities(kept, tokens)
         same.append((p.argmax(-1) == q.argmax(-1)).double())
         divergences.append((p.exp() * (p - q)).sum(-1))
@@ -66,6 +68,47 @@ def compared(checkpoint: Checkpoint) -> dict[str, float]:
         "perplexity": math.exp(means[0]),
         "perplexity_kept": math.exp(means[1]),
     }
+
+
+MIXED = {
+    "embed": "F32", "q": "Q5_0", "k": "Q4_1", "v": "Q8_0", "o": "Q5_1", "gate": "Q5_1", "up": "Q5_0",
+}  # fmt: skip
+"""What every third layer's matrices become; "down", in rows of 1536, is Q4_K and Q6_K in turns."""
+
+
+def in_other_types(checkpoint: Checkpoint) -> tuple[Decoder, Decoder]:
+    """The default model in a mixture of types: dequantised to float32, and kept; the head by ``--quantize``.
+
+    Two layers of three stay dense: numpy quantises slowly.
+    """
+    decoders = tuple(Decoder(checkpoint.config.as_dict(), "float32") for _ in range(2))
+    plain, kept = decoders
+    for name, tensor in checkpoint.tensors():
+        module, layer = name.split(".")[-2], int(name.split(".")[1]) if "layers" in name else 0
+        kind = MIXED.get(module) if layer % 3 == 0 else None
+        if module == "down" and layer % 3 == 0:
+            kind = ("Q4_K", "Q6_K")[layer % 2]
+            blocks = torch.from_numpy(quantize_k(tensor.numpy(), kind))
+        elif kind == "F32":
+            blocks = tensor.view(torch.uint8)
+        elif kind is not None:
+            blocks = quantize_weight(tensor, kind)
+        if kind is None:
+            kept.load(name, tensor)
+        else:
+            kept.load_blocks(name, kind, blocks)
+        is_stored = kind is not None and kind != "F32"
+        plain.load(name, dequantize_weight(blocks, kind) if is_stored else tensor)
+    for decoder in decoders:
+        decoder.seal()
+    return plain, kept
+
+
+@pytest.fixture(scope="module", params=["as shipped", "in other types"])
+def compared(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> dict[str, float]:
+    if request.param == "in other types":
+        return compare(checkpoint, *in_other_types(checkpoint), WINDOWS // 2)
+    return compare(checkpoint, decoder_of(checkpoint, ()), decoder_of(checkpoint, KEPT_QUANTIZED))
 
 
 def test_most_likely_tokens_agree(compared: dict[str, float]) -> None:
