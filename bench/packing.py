@@ -1,7 +1,11 @@
-"""What select and pack cost together, over request mixes: ``python bench/packing.py``.
+"""What select, pack and pad cost, over request mixes: ``python bench/packing.py``.
 
-The goal: under 300 us for 256 running and 10,000 waiting requests, growing with what is scheduled and not
-with what waits. The waiting line passes only its head to select, as the scheduler does.
+The goal for select and pack together: under 300 us for 256 running and 10,000 waiting requests, growing with
+what is scheduled and not with what waits. The waiting line passes only its head to select, as the scheduler
+does. pad makes a rectangle of the packed tokens, and unpad takes it apart: what attention without ragged
+inputs would need; here so that they can be compared.
+
+Each is an NVTX range inside of "step", for ``nsys profile -t nvtx python bench/packing.py``.
 """
 
 from __future__ import annotations
@@ -14,9 +18,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyserve._C import BlockPool, Limits, StepBuffers, pack, select
+from pyserve._C import (
+    BlockPool,
+    Limits,
+    Range,
+    StepBuffers,
+    pack,
+    profile_start,
+    profile_stop,
+    select,
+)
 
 BLOCK_SIZE = 16
+OPS = ("select", "pack", "pad", "unpad")
 HEAD = 64  # candidates of the waiting line that one step looks at
 
 
@@ -39,6 +53,7 @@ MIXES = [
     Mix("256 running, none waiting", 256, 0, 0, 512, 512, 512),
     Mix("256 running, 10,000 waiting", 256, 0, 10_000, 512, 512, 512),
     Mix("256 running, 10,000 waiting, 2,048 tokens", 256, 4, 10_000, 512, 512, 2048),
+    Mix("64 running, 4 prompts of 512 among them", 64, 4, 0, 512, 512, 2048),
     Mix("256 running at 4,096 tokens, 10,000 waiting", 256, 4, 10_000, 4096, 512, 2048),
 ]
 
@@ -74,19 +89,53 @@ class Load:
         self.pool.advance(ints([row]), ints([computed]))
         return row
 
-    def step(self) -> tuple[float, int, int]:
-        """Seconds for one select and pack; tokens and rows that they scheduled. The pool stays as it was."""
-        begin = time.perf_counter()
-        selection = select(
-            self.pool, self.rows, self.want, self.running, self.need_free, self.limits
-        )
-        take = selection.take
-        chosen = take.nonzero().flatten()
-        packed = pack(self.pool, self.rows[chosen], take[chosen], self.buffers)
-        seconds = time.perf_counter() - begin
+    def step(self) -> Step:
+        """One select, pack, pad and unpad. The pool stays as it was."""
+        with Range("step"):
+            begin = time.perf_counter()
+            selection = select(
+                self.pool, self.rows, self.want, self.running, self.need_free, self.limits
+            )
+            take = selection.take
+            chosen = take.nonzero().flatten()
+            packed = pack(self.pool, self.rows[chosen], take[chosen], self.buffers)
+            together_s = time.perf_counter() - begin
+            rectangle = torch.ops.pyserve.pad(packed.input_ids, packed.cu_seqlens)
+            torch.ops.pyserve.unpad(rectangle, packed.cu_seqlens)
         for row, blocks in self.owned.items():
             self.pool.trim(row, blocks)
-        return seconds, packed.input_ids.numel(), chosen.numel()
+        return Step(together_s, packed.input_ids.numel(), chosen.numel(), rectangle.numel())
+
+
+@dataclass(frozen=True)
+class Step:
+    """``together_s``: select and pack, and the indexing between; the rectangle has ``padded`` tokens."""
+
+    together_s: float
+    tokens: int
+    rows: int
+    padded: int
+
+
+def measure(load: Load, steps: int) -> str:
+    """Medians; the single ops from the extension's own timers, in every other step."""
+    together_us = []
+    parts_us: dict[str, list[float]] = {op: [] for op in OPS}
+    for _ in range(steps):
+        step = load.step()
+        together_us.append(step.together_s * 1e6)
+        profile_start()
+        load.step()
+        times = profile_stop()
+        for op in OPS:
+            parts_us[op].append(times[op].seconds * 1e6)
+    together_us.sort()
+    p99 = together_us[int(0.99 * (len(together_us) - 1))]
+    parts = "".join(f" {statistics.median(parts_us[op]):8.1f}" for op in OPS)
+    return (
+        f"{step.rows:5} {step.tokens:6} {step.padded:7} {statistics.median(together_us):9.1f}"
+        f" {p99:8.1f}{parts}"
+    )
 
 
 def main() -> None:
@@ -94,15 +143,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
     torch.set_num_threads(1)
-    print(f"{'mix':46} {'rows':>5} {'tokens':>6} {'median us':>10} {'p99 us':>8}")
+    print("microseconds: medians, and p99 of select and pack together")
+    print(
+        f"{'mix':46} {'rows':>5} {'tokens':>6} {'padded':>7} {'together':>9} {'p99':>8}"
+        + "".join(f" {op:>8}" for op in OPS)
+    )
     for mix in MIXES:
-        load = Load(mix)
-        runs = [load.step() for _ in range(steps)]
-        microseconds = sorted(seconds * 1e6 for seconds, _, _ in runs)
-        _, tokens, rows = runs[-1]
-        p99 = microseconds[int(0.99 * (len(microseconds) - 1))]
-        median = statistics.median(microseconds)
-        print(f"{mix.name:46} {rows:5} {tokens:6} {median:10.1f} {p99:8.1f}")
+        print(f"{mix.name:46} {measure(Load(mix), steps)}")
 
 
 if __name__ == "__main__":
