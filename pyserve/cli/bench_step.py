@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,8 @@ def step(
     cases = [Case(batch=number, context=context) for number in _numbers(batch, "--batch")]
     cases += [Case(prefill=number) for number in _numbers(prefill, "--prefill")]
     loaded = load_model(settings)
+    gc.collect()
+    gc.freeze()  # as the engine does
     info = loaded.backend.info
     isa = loaded.isa if loaded.isa in _C.supported_isas() else ""
     limits = measure_limits(info.weight_bytes, isa)
