@@ -1,4 +1,5 @@
-"""Speed of the packed matrix product beside torch's: GFLOP/s (with integers: GOP/s), and GB/s of weights.
+"""Speed of the packed matrix product beside torch's: GFLOP/s (with integers: GOP/s), GB/s of weights,
+and % of what memory or arithmetic allow.
 
 python bench/kernels/linear.py [--threads N] [--isa avx512] [--weights float32|bfloat16|Q8_0|Q4_0|Q4_1]
 
@@ -8,10 +9,9 @@ torch's column is its float32 product, or bfloat16 beside ours in bfloat16.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 
 import torch
+from limit import Limits, best_seconds, linear_work, measure_limits
 
 from pyserve._C import Linear, set_num_threads
 
@@ -37,18 +37,7 @@ def pack(weight: torch.Tensor, weights: str, isa: str) -> Linear:
     return Linear(weight, weights, isa)
 
 
-def best_seconds(call: Callable[[], object], budget_s: float = 0.3) -> float:
-    """The fastest of as many calls as fit ``budget_s``."""
-    call()
-    best = float("inf")
-    end = time.perf_counter() + budget_s
-    while (start := time.perf_counter()) < end:
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def compare(out: int, depth: int, rows: int, weights: str, isa: str) -> str:
+def compare(out: int, depth: int, rows: int, weights: str, isa: str, limits: Limits) -> str:
     """One line: ours and torch's on weights that every call streams from memory."""
     copies = max(1, (192 << 20) // (4 * out * depth))
     plain = [torch.randn(out, depth) for _ in range(copies)]
@@ -59,9 +48,11 @@ def compare(out: int, depth: int, rows: int, weights: str, isa: str) -> str:
     ours = best_seconds(lambda: [p.apply(x) for p in packed]) / copies
     theirs = best_seconds(lambda: [torch.nn.functional.linear(y, w) for w in plain]) / copies
     flops = 2 * rows * out * depth
+    percent = limits.percent(linear_work(rows, out, depth, weights, packed[0].bytes), ours)
     return (
         f"{out:5} {depth:5} {rows:4} | {ours * 1e6:8.1f} {flops / ours / 1e9:8.1f}"
-        f" {packed[0].bytes / ours / 1e9:6.1f} | {theirs * 1e6:8.1f} {flops / theirs / 1e9:8.1f}"
+        f" {packed[0].bytes / ours / 1e9:6.1f} {percent:5.0f}"
+        f" | {theirs * 1e6:8.1f} {flops / theirs / 1e9:8.1f}"
     )
 
 
@@ -76,10 +67,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     set_num_threads(args.threads)
-    print("  out    in rows |  ours us  GFLOP/s   GB/s | torch us  GFLOP/s")
+    limits = measure_limits(isa=args.isa)
+    print(f"limits: {limits}")
+    print("  out    in rows |  ours us  GFLOP/s   GB/s %lim. | torch us  GFLOP/s")
     for out, depth in SHAPES:
         for rows in ROWS:
-            print(compare(out, depth, rows, args.weights, args.isa))
+            print(compare(out, depth, rows, args.weights, args.isa, limits))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import pyserve._C  # noqa: F401  (registers torch.ops.pyserve)
+from pyserve import _C
 from pyserve.backends.base import ForwardOutput, ModelInfo, PackedStep
 from pyserve.errors import ModelError
 
@@ -73,10 +74,11 @@ class TransformersBackend:
     @torch.inference_mode()
     def forward(self, packed: PackedStep, hidden_rows: Tensor) -> ForwardOutput:
         """See :class:`~pyserve.backends.base.Backend`. Raises what the model raises."""
-        self._token_ids[packed.slot_mapping.long()] = packed.input_ids
-        return ForwardOutput(
-            logits=self._logits(packed), hidden=self._hidden_states(packed, hidden_rows)
-        )
+        with _C.Range("forward"):
+            self._token_ids[packed.slot_mapping.long()] = packed.input_ids
+            return ForwardOutput(
+                logits=self._logits(packed), hidden=self._hidden_states(packed, hidden_rows)
+            )
 
     def _logits(self, packed: PackedStep) -> Tensor:
         if not len(packed.logit_rows):

@@ -94,7 +94,8 @@ class StepReport:
     @property
     def overhead_share(self) -> float:
         """Of the step: all that is neither a matrix product nor attention."""
-        return 1 - sum(row.ms for row in self.rows if row.op in PRODUCTS) / self.timed_ms
+        rest_ms = sum(row.ms for row in self.rows if row.op not in PRODUCTS)
+        return rest_ms / sum(row.ms for row in self.rows)
 
     @property
     def idle_share(self) -> float:

@@ -104,6 +104,10 @@ class TorchBackend:
     @torch.inference_mode()
     def forward(self, packed: PackedStep, hidden_rows: Tensor) -> ForwardOutput:
         """Runs one step; logits and hidden states stay on the device. ValueError: an index out of range."""
+        with _C.Range("forward"):
+            return self._forward(packed, hidden_rows)
+
+    def _forward(self, packed: PackedStep, hidden_rows: Tensor) -> ForwardOutput:
         decoder, pages, decode = self._open, self._pages, self._decode
         if pages is None or decode is None:
             raise RuntimeError("forward before allocate")
@@ -125,7 +129,8 @@ class TorchBackend:
         self, logits: Tensor, pool: _C.BlockPool, state: _C.SamplerState, rows: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See ``_C.sample``; starts the next decode step, where there is one to be foreseen."""
-        drawn, results = self._sampler.sample(logits, pool, state, rows)
+        with _C.Range("sample"):
+            drawn, results = self._sampler.sample(logits, pool, state, rows)
         if self._decode is not None:
             self._decode.start_ahead(logits, drawn, results[0])
         return results
