@@ -105,10 +105,12 @@ class Marks:
 
 async def direct(streams: int, tokens: int, settings: Settings) -> None:
     loaded = load_model(settings)
-    async with open_engine(loaded.backend, engine_config(settings, loaded)) as engine:
-        async with trio.open_nursery() as nursery:
-            for number in range(streams):
-                nursery.start_soon(_one, engine, number, tokens)
+    async with (
+        open_engine(loaded.backend, engine_config(settings, loaded)) as engine,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(streams):
+            nursery.start_soon(_one, engine, number, tokens)
 
 
 async def _one(engine: Engine, number: int, tokens: int) -> None:
@@ -137,7 +139,7 @@ async def over_http(streams: int, tokens: int, settings: Settings) -> None:
     started: list[Started] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve, loaded, settings, KeyRing(), started.append)
-        while not started:
+        while not started:  # noqa: ASYNC110 -- a call-back tells, in another task
             await trio.sleep(0.01)
         name = loaded.backend.info.name
         client = spawn.Process(target=_clients, args=(started[0].urls[0], name, streams, tokens))

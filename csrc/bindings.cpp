@@ -1,6 +1,10 @@
 // Every op and class that the extension offers, with its schema and docstring, in one place: one
 // function a room, called at the bottom. Tensors end here: what is called takes spans.
+#include <sys/socket.h>
 #include <torch/extension.h>
+
+#include <cerrno>
+#include <system_error>
 
 #include "batch/ops.h"
 #include "batch/step_buffers.h"
@@ -20,6 +24,9 @@ namespace pyserve {
 namespace {
 
 using at::Tensor;
+// For calls that last. Short ones on the engine's thread keep the interpreter: to release it would
+// let the event loop in, and the next forward pass would wait for that instead of a few
+// microseconds.
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 std::span<const int32_t> ints(const Tensor& tensor, const char* name) {
@@ -60,7 +67,7 @@ recently released first. Belongs to one thread. Wrong calls raise ValueError and
           "add",
           [](BlockPool& pool, const Tensor& tokens, int64_t prompt_len, uint64_t salt,
              int64_t tenant) { return pool.add(ints(tokens, "tokens"), prompt_len, salt, tenant); },
-          py::arg("tokens"), py::arg("prompt_len"), py::arg("salt"), py::arg("tenant"), NoGil(),
+          py::arg("tokens"), py::arg("prompt_len"), py::arg("salt"), py::arg("tenant"),
           "A new row of int32 `tokens` [P], the first `prompt_len` of them prompt; it owns no "
           "blocks yet.\n\n"
           "Rows of different `salt` (64 bits) never share blocks. `tenant` is any int.")
@@ -69,33 +76,38 @@ recently released first. Belongs to one thread. Wrong calls raise ValueError and
           [](BlockPool& pool, const Tensor& rows, const Tensor& tokens) {
             pool.append(ints(rows, "rows"), ints(tokens, "tokens"));
           },
-          py::arg("rows"), py::arg("tokens"), NoGil(),
-          "One more token for each of `rows`, int32 [R] both.")
+          py::arg("rows"), py::arg("tokens"), "One more token for each of `rows`, int32 [R] both.")
       .def(
           "advance",
           [](BlockPool& pool, const Tensor& rows, const Tensor& takes) {
             pool.advance(ints(rows, "rows"), ints(takes, "takes"));
           },
-          py::arg("rows"), py::arg("takes"), NoGil(),
+          py::arg("rows"), py::arg("takes"),
           "`takes` more tokens of each of `rows` (distinct; int32 [R] both) have their KV now.\n\n"
           "Blocks that became full can be found by their prefix from here on. Call it when the KV "
           "is written.")
-      .def("match", &BlockPool::match, py::arg("row"), NoGil(),
+      .def("match", &BlockPool::match, py::arg("row"),
            "Gives a row that owns no blocks those of its longest known prefix; returns how many "
            "tokens.\n\n"
            "A multiple of block_size and at most length - 1: the last token's logits are wanted.")
-      .def("fork", &BlockPool::fork, py::arg("parent"), py::arg("child"), NoGil(),
+      .def("fork", &BlockPool::fork, py::arg("parent"), py::arg("child"),
            "Shares the parent's full computed blocks of the common prompt with `child`, which owns "
            "none.\n\n"
            "Works without a prefix cache too. Returns the child's computed tokens, at most length "
            "- 1.")
       .def(
-          "reserve", &BlockPool::reserve, py::arg("row"), py::arg("tokens"), NoGil(),
+          "reserve", &BlockPool::reserve, py::arg("row"), py::arg("tokens"),
           "Grows the row's table to hold `tokens` tokens; False, and nothing done, if blocks lack.")
       .def(
-          "trim", &BlockPool::trim, py::arg("row"), py::arg("keep_blocks"), NoGil(),
+          "reserve_all",
+          [](BlockPool& pool, const Tensor& rows) { return pool.reserve_all(ints(rows, "rows")); },
+          py::arg("rows"),
+          "Grows the tables of `rows` (distinct; int32 [R]) to hold all their known tokens; False, "
+          "and nothing done, if blocks lack.")
+      .def(
+          "trim", &BlockPool::trim, py::arg("row"), py::arg("keep_blocks"),
           "Gives back all but the first `keep_blocks` blocks; `computed` falls to what those hold.")
-      .def("release", &BlockPool::release, py::arg("row"), NoGil(),
+      .def("release", &BlockPool::release, py::arg("row"),
            "Ends the row and gives back its blocks. A second time raises ValueError.")
       .def("length", &BlockPool::length, py::arg("row"), "Tokens of the row, prompt and output.")
       .def("computed", &BlockPool::computed, py::arg("row"),
@@ -164,7 +176,7 @@ void bind_select(py::module_& m) {
         return select(pool, candidates, limits);
       },
       py::arg("pool"), py::arg("rows"), py::arg("want"), py::arg("running"), py::arg("need_free"),
-      py::arg("limits"), NoGil(),
+      py::arg("limits"),
       R"(Chooses what the next step computes, and grows the block tables for it.
 
 Candidates, best rank first and the running before the waiting: `rows` int32 [N], `want` int32 [N] (most
@@ -214,7 +226,7 @@ void bind_batch(py::module_& m) {
         const profile::Range range(profile::Op::pack);
         return out.views(pack(pool, ints(rows, "rows"), ints(takes, "takes"), out.arrays()));
       },
-      py::arg("pool"), py::arg("rows"), py::arg("takes"), py::arg("buffers"), NoGil(),
+      py::arg("pool"), py::arg("rows"), py::arg("takes"), py::arg("buffers"),
       "The step in which each of `rows` advances by `takes` > 0 tokens (int32 [S] both).\n\n"
       "The rows' tables must have room already (select sees to that). Raises ValueError where that "
       "is not\n"
@@ -318,6 +330,24 @@ what a row asks for, top_ids is -1 and top_logprobs -infinity. The draw is a fun
 tokens, parameters and seed, and of its length: of nothing else in the batch. Raises SampleError.)");
 }
 
+// --- engine: wake -------------------------------------------------------------------------------
+
+void bind_engine(py::module_& m) {
+  m.def(
+      "wake",
+      [](int socket) {
+        const char byte = 0;
+        if (::send(socket, &byte, 1, 0) >= 0) return;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) {
+          throw std::system_error(errno, std::generic_category(), "wake");
+        }
+      },
+      py::arg("socket"),
+      "Sends a byte to a non-blocking socket without letting go of the interpreter.\n\n"
+      "Whoever it wakes can run as soon as the caller does let go. A full socket is no error: "
+      "its reader has been woken already.");
+}
+
 // --- model: Decoder: in model/bind_decoder.h; ranges and timers: in profile/bind_profile.h -----
 
 }  // namespace
@@ -393,4 +423,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   pyserve::bind_model(m);
   pyserve::bind_attention(m);
   pyserve::bind_profile(m);
+  pyserve::bind_engine(m);
 }

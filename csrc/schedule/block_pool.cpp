@@ -144,6 +144,17 @@ bool BlockPool::reserve(int32_t index, int64_t tokens) {
   return true;
 }
 
+bool BlockPool::reserve_all(std::span<const int32_t> rows) {
+  int64_t lacking = 0;
+  for (int32_t index : rows) {
+    const Row& row = at(index);
+    lacking += std::max<int64_t>(blocks_for(row.tokens.size()) - int64_t(row.blocks.size()), 0);
+  }
+  if (lacking > available()) return false;
+  for (int32_t index : rows) reserve(index, int64_t(rows_[index].tokens.size()));
+  return true;
+}
+
 void BlockPool::trim(int32_t index, int64_t keep_blocks) {
   Row& row = at(index);
   require(keep_blocks >= 0, "keep_blocks must not be negative");

@@ -41,6 +41,8 @@ class BlockPool {
 
   // Makes the row's table long enough for `tokens` tokens; false, and nothing done, if blocks lack.
   bool reserve(int32_t row, int64_t tokens);
+  // The same for all known tokens of each row (distinct); false, and nothing done, if blocks lack.
+  bool reserve_all(std::span<const int32_t> rows);
   // Gives back the row's blocks beyond `keep_blocks`.
   void trim(int32_t row, int64_t keep_blocks);
   void release(int32_t row);

@@ -32,9 +32,12 @@ class Started:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Token:
-    """One sampled token of choice ``index``. ``batch_size`` sequences shared the step."""
+    """One sampled token of choice ``index``. ``batch_size`` sequences shared the step.
+
+    Not frozen, only because those take three times as long to make, and these are made between two steps.
+    """
 
     request_id: str
     index: int

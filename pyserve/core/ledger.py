@@ -61,6 +61,7 @@ class Ledger:
         self.running: list[Sequence] = []
         self.holders: set[Sequence] = set()
         self.by_row: dict[int, Sequence] = {}
+        self.changes = 0  # of who runs, ever
         self.preemptions = 0
         self.ended = dict.fromkeys((s for s in State if s.final), 0)
         self._sampler = sampler
@@ -122,6 +123,7 @@ class Ledger:
         sequence.held_blocks = 0
         self.holders.discard(sequence)
         insort(self.running, sequence, key=lambda s: s.rank)
+        self.changes += 1
         self.line.run(sequence, 1)
         if not sequence.admitted and request.spec.task is Task.GENERATE:
             self._set_sampler(sequence)
@@ -236,6 +238,7 @@ class Ledger:
 
     def _stop_running(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self.changes += 1
         self.line.run(sequence, -1)
 
     def _release(self, sequence: Sequence) -> None:

@@ -37,11 +37,14 @@ class Settler:
 
         Raises RuntimeError, before anything has changed, where the outcome does not fit the plan.
         """
-        self._check(chosen, outcome)
+        plain = _is_plain(plan, outcome)
+        if not plain:
+            self._check(chosen, outcome)
         events: list[Event] = [
             self._ledger.abort(request, Signal.EXPIRE, error) for request, error in late
         ]
-        self._fail(outcome, events)
+        if not plain:
+            self._fail(outcome, events)
         self._advance(plan, chosen)
         self.prefill_tokens += plan.prefill_tokens
         for row, hidden in outcome.hidden.items():
@@ -51,12 +54,8 @@ class Settler:
             values = tuple(hidden.tolist())
             events.append(Embedding(sequence.request.spec.request_id, values))
             events += self._ledger.finish_choice(sequence)
-        rows: list[int] = []
-        tokens: list[int] = []
         for part in outcome.sampled:
-            self._take_tokens(part, len(plan.rows), rows, tokens, events)
-        if rows:
-            self._ledger.pool.append(_ints(rows), _ints(tokens))
+            self._take_tokens(part, len(chosen), events)
         self._end(events)
         return tuple(events)
 
@@ -84,53 +83,50 @@ class Settler:
     def _advance(self, plan: Plan, chosen: list[tuple[Sequence, int]]) -> None:
         """Nothing counts that was computed for those who have just ended; all the rest does."""
         rows, takes = plan.rows, plan.takes
-        going_on = [(sequence, take) for sequence, take in chosen if not sequence.state.final]
-        if len(going_on) < len(chosen):
-            chosen = going_on
+        if any(sequence.row is None for sequence, _ in chosen):
+            chosen = [(sequence, take) for sequence, take in chosen if sequence.row is not None]
             rows = _ints([s.row for s, _ in chosen if s.row is not None])
             takes = _ints([take for _, take in chosen])
         self._ledger.pool.advance(rows, takes)
         for sequence, take in chosen:
             sequence.computed += take
 
-    def _take_tokens(
-        self,
-        part: Sampled,
-        batch_size: int,
-        rows: list[int],
-        tokens: list[int],
-        events: list[Event],
-    ) -> None:
-        """Files one part's tokens as events; those to be carried on go to ``rows`` and ``tokens``."""
-        by_row, line = self._ledger.by_row, self._ledger.line
-        logprobs: list[float] = part.logprobs.tolist()
-        wide = part.top_ids.shape[1] > 0
-        top_ids = part.top_ids.tolist() if wide else ()
-        top_logprobs = part.top_logprobs.tolist() if wide else ()
-        for i, (row, token) in enumerate(
-            zip(part.rows.tolist(), part.tokens.tolist(), strict=True)
-        ):
-            sequence = by_row.get(row)
+    def _take_tokens(self, part: Sampled, batch_size: int, events: list[Event]) -> None:
+        """Files one part's tokens, as events and with their sequences."""
+        sequences = [*map(self._ledger.by_row.get, part.rows.tolist())]
+        tokens: list[int] = part.tokens.tolist()
+        logprobs: list[float] | None = None
+        served: dict[str, int] = {}
+        for i, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if sequence is None:  # too late, or a sibling of one that failed
                 continue
-            spec = sequence.request.spec
-            wanted = spec.sampling.logprobs
+            request = sequence.request
+            spec = request.spec
             found = None
-            if wanted is not None:
-                top = tuple(zip(top_ids[i], top_logprobs[i], strict=True))[:wanted] if wide else ()
-                found = TokenLogprobs(logprobs[i], top)
+            if spec.sampling.logprobs is not None:
+                logprobs = part.logprobs.tolist() if logprobs is None else logprobs
+                found = _logprobs(part, i, logprobs[i], spec.sampling.logprobs)
             events.append(Token(spec.request_id, sequence.index, token, found, batch_size))
             sequence.outputs += 1
             sequence.length += 1
-            self.output_tokens += 1
-            line.charge(sequence, OUTPUT_COST)
-            rows.append(row)
-            tokens.append(token)
+            served[spec.tenant] = served.get(spec.tenant, 0) + 1
             self._judge(sequence, token)
             if sequence.state is State.PREFILL:
                 sequence.signal(Signal.PREFILLED)
-                if not sequence.request.forked:
-                    self._ledger.fork(sequence.request)
+                if not request.forked:
+                    self._ledger.fork(request)
+        self.output_tokens += sum(served.values())
+        self._ledger.line.serve(served, OUTPUT_COST)
+        self._append(part, sequences)
+
+    def _append(self, part: Sampled, sequences: list[Sequence | None]) -> None:
+        """The tokens of those that are still there become known tokens of their rows."""
+        rows, tokens = part.rows, part.tokens
+        if None in sequences:
+            here = torch.tensor([sequence is not None for sequence in sequences])
+            rows, tokens = rows[here], tokens[here]
+        if len(rows):
+            self._ledger.pool.append(rows, tokens)
 
     def _judge(self, sequence: Sequence, token: int) -> None:
         """Notes whether the token was the sequence's last."""
@@ -150,6 +146,23 @@ class Settler:
             request_id = sequence.request.spec.request_id
             events.append(ChoiceFinished(request_id, sequence.index, reason, token))
             events += self._ledger.finish_choice(sequence)
+
+
+def _is_plain(plan: Plan, outcome: StepOutcome) -> bool:
+    """Whether everybody decoded and got a token, which needs no closer look."""
+    return (
+        len(outcome.sampled) == 1
+        and outcome.sampled[0].rows is plan.rows
+        and not plan.prefill_tokens
+        and not plan.embeds
+        and not outcome.failed
+        and not outcome.hidden
+    )
+
+
+def _logprobs(part: Sampled, index: int, logprob: float, most: int) -> TokenLogprobs:
+    ids, logprobs = part.top_ids[index, :most].tolist(), part.top_logprobs[index, :most].tolist()
+    return TokenLogprobs(logprob, tuple(zip(ids, logprobs, strict=True)))
 
 
 def _ints(values: list[int]) -> torch.Tensor:

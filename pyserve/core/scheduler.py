@@ -13,7 +13,7 @@ stop_choice() mark, and the next plan() does it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from pyserve._C import BlockPool, PoolStatistics
@@ -27,10 +27,12 @@ from pyserve.core.sequence import Request, Sequence
 from pyserve.core.spec import RequestSpec
 from pyserve.core.state import Signal, State
 from pyserve.core.step import Plan, StepOutcome
-from pyserve.core.steptime import Speed, StepTime, StepTimeStatistics
+from pyserve.core.steptime import TRUST_AFTER, Speed, StepTime, StepTimeStatistics
 from pyserve.core.waiting import WaitingStatistics
 from pyserve.core.window import BatchWindow, WindowStatistics
 from pyserve.errors import Cancelled, DeadlineExceeded, InvalidRequest, RequestError
+
+DECODES_LOOKED_AT = 4  # one of so many
 
 __all__ = ["Plan", "Scheduler", "SchedulerStatistics", "StepOutcome"]
 
@@ -102,7 +104,7 @@ class Scheduler:
         if spec.deadline_s is not None:
             heappush(self._deadlines, (spec.deadline_s, request.number, request))
 
-    def cancel(self, request_id: str, now: float, error: RequestError | None = None) -> None:  # noqa: ARG002
+    def cancel(self, request_id: str, error: RequestError | None = None) -> None:
         """The request ends at the next boundary with ``error`` (default: Cancelled). Unknown ids: nothing.
 
         If it finishes by itself before that, it has finished. The first error given is the one that counts.
@@ -135,15 +137,15 @@ class Scheduler:
         events = self._end_marked()
         for request, error in self._due(now):
             events.append(self._ledger.abort(request, Signal.EXPIRE, error))
-        plan, idle_until = Plan(), self._idle_until(now)
+        idle_until = self._idle_until(now)
         if idle_until is None and (self._ledger.running or len(self._ledger.line)):
-            plan, self._chosen = self._selector.select(now)
+            plan, self._chosen = self._selector.select(now, events)
             if not plan:
                 raise RuntimeError("nobody can advance, though there is work")
-        self._busy = bool(plan)
-        plan = replace(plan, events=(*events, *plan.events), idle_until=idle_until)
-        if plan:
             self._plan = self._last = plan
+        else:
+            plan = Plan(events=tuple(events), idle_until=idle_until)
+        self._busy = bool(plan)
         if self._check:
             self.check()
         return plan
@@ -166,10 +168,15 @@ class Scheduler:
         return events
 
     def adjust_seconds(self, plan: Plan, seconds: float) -> None:
-        """The step of ``plan`` took ``seconds``: the step-time model and the speeds learn from it."""
-        self._steptime.observe(
-            plan.prefill_tokens, plan.decode_sequences, plan.attended_tokens, seconds
-        )
+        """The step of ``plan`` took ``seconds``: the step-time model and the speeds learn from it.
+
+        The model from every step with prefill in it, but only from some of those that only decode: they
+        are many and much the same.
+        """
+        if plan.prefill_tokens or self._steps <= TRUST_AFTER or not self._steps % DECODES_LOOKED_AT:
+            self._steptime.observe(
+                plan.prefill_tokens, plan.decode_sequences, plan.attended_tokens, seconds
+            )
         if plan.prefill_tokens:
             self._prefill_speed.add(plan.prefill_tokens, seconds)
         if plan.decode_sequences:

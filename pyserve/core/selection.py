@@ -31,6 +31,20 @@ class _Candidates:
     prefill_budget: int = -1
 
 
+@dataclass(slots=True)
+class _Steady:
+    """A batch in which everybody decodes: it can be run again as it is while nobody comes or goes.
+
+    ``attended_tokens`` are the last step's; each further one attends to one more for each sequence.
+    """
+
+    changes: int
+    chosen: list[tuple[Sequence, int]]
+    plan: Plan
+    attended_tokens: int
+    lowest_priority: int
+
+
 class Selector:
     """Borrows the ledger and the step-time model."""
 
@@ -39,10 +53,19 @@ class Selector:
         self._steptime = steptime
         self._config = ledger.config
         self._staged: Sequence | None = None  # the head of the line that found no room last time
+        self._steady: _Steady | None = None
         self.starts = 0  # requests that left the line, ever
 
-    def select(self, now: float) -> tuple[Plan, list[tuple[Sequence, int]]]:
-        """The next step, and its sequences with what each takes. Empty where nobody is there to run."""
+    def select(
+        self, now: float, events: Iterable[Event] = ()
+    ) -> tuple[Plan, list[tuple[Sequence, int]]]:
+        """The next step, and its sequences with what each takes. Empty where nobody is there to run.
+
+        ``events`` happened before, and are the plan's first.
+        """
+        steady = self._steady
+        if steady is not None and (plan := self._again(steady, now, events)) is not None:
+            return plan, steady.chosen
         self._make_way(now)
         found = self._gather(now)
         running = len(self._ledger.running)
@@ -63,9 +86,41 @@ class Selector:
             self._ledger.preempt(found.sequences[index], kept_blocks)
         for index, kept_blocks in selection.trimmed:
             self._ledger.trim(found.sequences[index], kept_blocks)
-        events = self._settle_popped(taken[running : running + len(found.popped)], now)
+        admitted = self._settle_popped(taken[running : running + len(found.popped)], now)
         chosen = [(sequence, take) for sequence, take in taken if take]
-        return _plan(chosen, events), chosen
+        plan = _plan(chosen, (*events, *admitted))
+        self._note_steady(plan, chosen)
+        return plan, chosen
+
+    def _note_steady(self, plan: Plan, chosen: list[tuple[Sequence, int]]) -> None:
+        """The next step may be this one once more, if everybody who runs decodes in it."""
+        self._steady = None
+        if chosen and not plan.prefill_tokens and len(chosen) == len(self._ledger.running):
+            lowest = min(sequence.request.spec.priority for sequence, _ in chosen)
+            self._steady = _Steady(self._ledger.changes, chosen, plan, plan.attended_tokens, lowest)
+
+    def _again(self, steady: _Steady, now: float, events: Iterable[Event]) -> Plan | None:
+        """The last step once more, by the shortest way: most steps are such. None where it will not do."""
+        ledger = self._ledger
+        if steady.changes != ledger.changes or self._staged is not None:
+            return None
+        if len(ledger.line):
+            if len(ledger.running) < self._config.max_batch_requests:
+                return None
+            head = ledger.line.peek(now)
+            if head is not None and head.request.spec.priority > steady.lowest_priority:
+                return None
+        rows = steady.plan.rows
+        if not ledger.pool.reserve_all(rows):
+            return None
+        steady.attended_tokens += len(steady.chosen)
+        return Plan(
+            rows=rows,
+            takes=steady.plan.takes,
+            events=tuple(events),
+            decode_sequences=len(steady.chosen),
+            attended_tokens=steady.attended_tokens,
+        )
 
     def _gather(self, now: float) -> _Candidates:
         running = self._ledger.running
@@ -209,7 +264,7 @@ class Selector:
         return int(max(min(tokens, self._config.max_batch_tokens), self._config.block_size))
 
 
-def _plan(chosen: list[tuple[Sequence, int]], events: list[Event]) -> Plan:
+def _plan(chosen: list[tuple[Sequence, int]], events: tuple[Event, ...]) -> Plan:
     prefill = decode = attended = 0
     embeds = []
     for sequence, take in chosen:
@@ -226,7 +281,7 @@ def _plan(chosen: list[tuple[Sequence, int]], events: list[Event]) -> Plan:
         rows=_ints([s.row for s, _ in chosen]),  # type: ignore[misc]
         takes=_ints([take for _, take in chosen]),
         embeds=frozenset(row for row in embeds if row is not None),
-        events=tuple(events),
+        events=events,
         prefill_tokens=prefill,
         decode_sequences=decode,
         attended_tokens=attended,

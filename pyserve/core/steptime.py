@@ -16,8 +16,9 @@ from dataclasses import dataclass
 TERMS = 4
 FADE = 0.99  # a step's weight falls by 1 % with every further step
 OUTLIER = 2.0
+FIT_ON_ASKING = 4  # steps since the last fit
 TRUST_AFTER = 8  # steps before outliers are cut
-REFIT_EVERY = 4
+REFIT_EVERY = 32  # steps at most, without anybody asking
 # Before anything is measured: slow enough that the first long prompt cannot hold up the others for long.
 PRIOR = (5e-3, 1e-3, 5e-4, 1e-7)
 
@@ -80,10 +81,13 @@ class StepTime:
         self._gram = [[0.0] * TERMS for _ in range(TERMS)]
         self._moment = [0.0] * TERMS
         self._steps = 0
+        self._unfitted = 0
 
     @property
     def coefficients(self) -> Sequence[float]:
         """Seconds: base, prefill token, decode sequence, attended token."""
+        if self._unfitted >= FIT_ON_ASKING:
+            self._fit()
         return self._coefficients
 
     @property
@@ -99,19 +103,22 @@ class StepTime:
             raise ValueError(f"a step cannot take {seconds} seconds")
         x = (1.0, float(prefill_tokens), float(decode_sequences), float(attended_tokens))
         if self._steps >= TRUST_AFTER:
-            seconds = min(seconds, OUTLIER * self._value(x))
+            expected = sum(c * value for c, value in zip(self._coefficients, x, strict=True))
+            seconds = min(seconds, OUTLIER * expected)
         self._steps += 1
+        self._unfitted += 1
         for i, row in enumerate(self._gram):
             xi = x[i]
             for j in range(TERMS):
                 row[j] = row[j] * FADE + xi * x[j]
             self._moment[i] = self._moment[i] * FADE + xi * seconds
-        if self._steps <= TRUST_AFTER or self._steps % REFIT_EVERY == 0:
+        if self._steps <= TRUST_AFTER or self._unfitted >= REFIT_EVERY:
             self._fit()
 
     def predict(self, prefill_tokens: int, decode_sequences: int, attended_tokens: int) -> float:
         """Seconds that a step of that content takes."""
-        return self._value((1.0, prefill_tokens, decode_sequences, attended_tokens))
+        x = (1.0, prefill_tokens, decode_sequences, attended_tokens)
+        return sum(c * value for c, value in zip(self.coefficients, x, strict=True))
 
     def prefill_within(self, seconds: float, context: int) -> float:
         """How many prefill tokens at once, of a sequence with ``context`` computed ones, add ``seconds``.
@@ -119,15 +126,13 @@ class StepTime:
         ``inf`` where the model knows of no cost.
         """
         # n tokens attend to n * context + n * n / 2: solve c/2 n^2 + (a + c context) n = seconds.
-        quadratic = self._coefficients[3] / 2
-        linear = self._coefficients[1] + self._coefficients[3] * context
+        _, prefill, _, attended = self.coefficients
+        quadratic = attended / 2
+        linear = prefill + attended * context
         if quadratic > 0:
             root = math.sqrt(linear * linear + 4 * quadratic * seconds)
             return 2 * seconds / (linear + root)
         return seconds / linear if linear > 0 else math.inf
-
-    def _value(self, x: Sequence[float]) -> float:
-        return sum(c * value for c, value in zip(self._coefficients, x, strict=True))
 
     def _fit(self) -> None:
         """Non-negative least squares by coordinate descent, with a slight pull towards the last fit.
@@ -135,6 +140,7 @@ class StepTime:
         The pull keeps apart what the steps so far do not tell apart. Each term is in units of its own mean
         square, so that it is equally slight for all.
         """
+        self._unfitted = 0
         previous = list(self._coefficients)
         for _ in range(24):
             for i, row in enumerate(self._gram):

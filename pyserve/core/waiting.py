@@ -14,7 +14,7 @@ O(log waiting), amortised, and none looks at the whole line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -158,6 +158,12 @@ class WaitingLine:
         tenant.virtual += tokens / tenant.weight
         if tokens < 0 and tenant.heap:  # its entry would rank it too low
             self._enter(tenant, tenant.heap[0][1].request.spec.priority)
+
+    def serve(self, served: Mapping[str, int], cost: float) -> None:
+        """Counts output: for each tenant by name so many tokens, at ``cost`` each."""
+        for name, tokens in served.items():
+            tenant = self._tenants[name]
+            tenant.virtual += tokens * cost / tenant.weight
 
     def run(self, sequence: Sequence, by: int) -> None:
         """Counts a sequence of the tenant that began (1) or ceased (-1) to run."""

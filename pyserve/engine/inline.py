@@ -75,4 +75,6 @@ class InlineDriver:
         if isinstance(backend, SimulatedBackend):
             await trio.sleep(backend.take_step_seconds())
         now = self.now()
-        return self._loop.complete(plan, outcome, now, now - started_s)
+        events = self._loop.complete(plan, outcome, now)
+        self._loop.record(plan, outcome, now, now - started_s)
+        return events

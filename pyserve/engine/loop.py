@@ -26,6 +26,9 @@ from pyserve.errors import RequestError, StepFailed
 log = logging.getLogger(__name__)
 
 
+PUBLISH_S = 0.05  # while steps follow each other, statistics are no older than this and a step
+
+
 @dataclass(frozen=True, slots=True)
 class StepTokens:
     """A histogram: ``counts[i]`` steps held at most ``BOUNDS[i]`` tokens and more than the bound before."""
@@ -34,16 +37,11 @@ class StepTokens:
     counts: tuple[int, ...] = (0,) * 16
     total: int = 0
 
-    def add(self, tokens: int) -> StepTokens:
-        """With one more step."""
-        index = bisect_left(self.BOUNDS, tokens)
-        counts = (*self.counts[:index], self.counts[index] + 1, *self.counts[index + 1 :])
-        return StepTokens(counts, self.total + tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class LoopStatistics:
-    """As of the last step boundary, ``last_boundary_s`` on the engine's clock.
+    """As of a step boundary, ``last_boundary_s`` on the engine's clock: the last one where nothing runs,
+    else one of the last :data:`PUBLISH_S`.
 
     ``forwards`` counts attempts, more than ``steps`` where steps were run by halves;
     ``failed_rows`` sequences that failed alone. ``step_tokens``: how many tokens the steps held, all of
@@ -100,9 +98,11 @@ class StepLoop:
             config.max_batch_tokens, config.max_batch_requests, blocks_per_sequence
         )
         self._runner = StepRunner(backend, pool, sampler, buffers)
-        self.statistics = LoopStatistics(
-            0, 0, StepTokens(), 0.0, -math.inf, self.scheduler.statistics()
-        )
+        self._publish_s = 0.0 if check else PUBLISH_S
+        self._forwards = self._failed_rows = self._tokens = 0
+        self._token_counts = [0] * len(StepTokens.BOUNDS)
+        self._last_step_s = 0.0
+        self.statistics = self._snapshot(-math.inf)
 
     def begin(self, commands: Iterable[Command], now: float) -> Boundary:
         """A step boundary: applies commands in order, releases what has ended, plans the next step."""
@@ -115,7 +115,7 @@ class StepLoop:
                     except RequestError as error:
                         refused.append(Failed(spec.request_id, error))
                 case Cancel(request_id, error):
-                    self.scheduler.cancel(request_id, now, error)
+                    self.scheduler.cancel(request_id, error)
                 case StopChoice(request_id, index):
                     self.scheduler.stop_choice(request_id, index)
         with _C.Range("plan"):
@@ -127,41 +127,50 @@ class StepLoop:
             raise RuntimeError(
                 "requests are open, but there is neither a step to run nor a time to wait for"
             )
-        self._publish(now)
+        self.statistics = self._snapshot(now)
         return Boundary(None, events, math.inf if plan.idle_until is None else plan.idle_until)
 
     def compute(self, plan: Plan) -> StepResult:
         """Runs the planned step on the back-end: the long part, for which the GIL is released."""
         return self._runner.run(plan.rows, plan.takes, plan.embeds)
 
-    def complete(
-        self, plan: Plan, result: StepResult, now: float, seconds: float
-    ) -> tuple[Event, ...]:
-        """Files what was computed and releases what has finished; ``seconds`` the step has taken."""
+    def complete(self, plan: Plan, result: StepResult, now: float) -> tuple[Event, ...]:
+        """Files what was computed and releases what has finished."""
         with _C.Range("route"):
             events = self.scheduler.complete(plan, result.outcome, now)
-        if result.forwards == 1:  # time spent on halves says nothing about the model
-            self.scheduler.adjust_seconds(plan, seconds)
-        for event in events:
-            if isinstance(event, Failed) and isinstance(event.error, StepFailed):
-                log.error(
-                    "request %s failed in the model",
-                    event.request_id,
-                    exc_info=event.error.__cause__,
-                )
-        self._publish(now, result, seconds)
+        if result.failed:
+            _log_failures(events)
         return events
 
-    def _publish(self, now: float, result: StepResult | None = None, seconds: float = 0.0) -> None:
-        last, statistics = self.statistics, self.scheduler.statistics()
-        if result is None:
-            self.statistics = replace(last, last_boundary_s=now, scheduler=statistics)
-            return
-        self.statistics = LoopStatistics(
-            forwards=last.forwards + result.forwards,
-            failed_rows=last.failed_rows + len(result.failed),
-            step_tokens=last.step_tokens.add(statistics.last_batch_tokens),
-            last_step_s=seconds,
+    def record(self, plan: Plan, result: StepResult, now: float, seconds: float) -> None:
+        """Learns from a completed step, which took ``seconds``. Nothing of the next one hangs on it, so it
+        may wait until that has been planned.
+        """
+        if result.forwards == 1:  # time spent on halves says nothing about the model
+            self.scheduler.adjust_seconds(plan, seconds)
+        tokens = plan.prefill_tokens + plan.decode_sequences
+        self._forwards += result.forwards
+        self._failed_rows += len(result.failed)
+        self._tokens += tokens
+        self._token_counts[bisect_left(StepTokens.BOUNDS, tokens)] += 1
+        self._last_step_s = seconds
+        if now - self.statistics.last_boundary_s >= self._publish_s:
+            self.statistics = self._snapshot(now)
+
+    def _snapshot(self, now: float) -> LoopStatistics:
+        return LoopStatistics(
+            forwards=self._forwards,
+            failed_rows=self._failed_rows,
+            step_tokens=StepTokens(tuple(self._token_counts), self._tokens),
+            last_step_s=self._last_step_s,
             last_boundary_s=now,
-            scheduler=statistics,
+            scheduler=self.scheduler.statistics(),
         )
+
+
+def _log_failures(events: Iterable[Event]) -> None:
+    for event in events:
+        if isinstance(event, Failed) and isinstance(event.error, StepFailed):
+            log.error(
+                "request %s failed in the model", event.request_id, exc_info=event.error.__cause__
+            )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyserve import _C
 from pyserve.backends.base import Backend, SamplingBackend
-from pyserve.core.step import Sampled, StepOutcome
+from pyserve.core.step import NO_ROWS, Sampled, StepOutcome
 from pyserve.errors import RequestError, StepFailed
 
 
@@ -58,30 +58,35 @@ class StepRunner:
         back-end does; what the pool or the packing raises is a bug and does.
         """
         result = StepResult()
-        with torch.inference_mode():
-            self._run(rows, takes, embeds, result)
+        self._run(rows, takes, embeds, result)
         return result
 
     def _run(
         self, rows: Tensor, takes: Tensor, embeds: Collection[int], result: StepResult
     ) -> None:
         packed = _C.pack(self._pool, rows, takes, self._buffers)
-        reached = rows[packed.sample_seq.long()]
-        is_embed = torch.tensor([row in embeds for row in reached.tolist()], dtype=torch.bool)
+        reached, hidden_rows, is_embed = rows, NO_ROWS, None
+        if len(packed.sample_seq) < len(rows):
+            reached = rows[packed.sample_seq.long()]
+        if embeds:
+            is_embed = torch.tensor([row in embeds for row in reached.tolist()], dtype=torch.bool)
+            hidden_rows = packed.logit_rows[is_embed]
         result.forwards += 1
         error: Exception | None = None
         try:
-            output = self._backend.forward(packed, packed.logit_rows[is_embed])
+            output = self._backend.forward(packed, hidden_rows)
         except Exception as caught:
             error = caught
         # Outside of the handler, or each half's error would drag the whole's along.
         if error is not None:
             self._halve(rows, takes, embeds, result, error)
             return
-        result.hidden.update(zip(reached[is_embed].tolist(), output.hidden, strict=True))
-        if not is_embed.all():
-            keep = slice(None) if not is_embed.any() else ~is_embed
-            self._sample(output.logits[keep], reached[keep], result)
+        logits = output.logits
+        if is_embed is not None:
+            result.hidden.update(zip(reached[is_embed].tolist(), output.hidden, strict=True))
+            logits, reached = logits[~is_embed], reached[~is_embed]
+        if len(reached):
+            self._sample(logits, reached, result)
 
     def _halve(
         self,

@@ -2,8 +2,12 @@
 
 Mutable state shared between the two threads, all of it under one condition: the inbox of commands, the
 count of hand-overs not yet consumed, and the request to stop. Nothing else crosses: the loop, its
-scheduler and its back-end belong to the thread while it lives. One ``run_sync_soon`` a step, never one a
+scheduler and its back-end belong to the thread while it lives. Trio is woken once a step, never once a
 token; and never a daemon thread: torch aborts the process when a daemon dies inside it.
+
+Between two steps the processor idles, so only what the next step needs is done there. What the last one
+gave is handed over when the next has been planned, by a call that keeps the interpreter: Trio wakes up and
+gets it when the forward pass lets go of it, not before.
 
 On the Trio side a hand-over is delivered a slice at a time, with a turn of Trio's loop in between: a step
 wakes as many tasks as it has sequences, and all in one turn they would hold up timers and sockets.
@@ -13,37 +17,50 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import trio
 
 from pyserve import _C
 from pyserve.core.events import Event
+from pyserve.core.step import Plan
 from pyserve.engine.commands import Command, Handover
 from pyserve.engine.driver import EngineCrashed
 from pyserve.engine.loop import StepLoop
+from pyserve.engine.runner import StepResult
 
 MAX_PENDING_HANDOVERS = 2
 SLICE_EVENTS = 16  # delivered in one turn of Trio's loop
 
 
+@dataclass(slots=True)
+class _Ended:
+    """A completed step: all of it that the next one did not have to wait for."""
+
+    plan: Plan
+    result: StepResult
+    events: tuple[Event, ...]
+    at_s: float
+    seconds: float
+
+
 class ThreadDriver:
     """See :class:`~pyserve.engine.driver.Driver`. Time is ``time.monotonic()``."""
 
-    # Set by run(), read by both threads, never changed afterwards.
-    _token: trio.lowlevel.TrioToken
-    _deliver: Callable[[Handover], None]
-    _failed: trio.Event
+    _wake_fd: int  # set by run(), never changed afterwards
 
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
         self._changed = threading.Condition()
         self._inbox: list[Command] = []
         self._pending = 0
-        self._arrived: deque[Handover] = deque()  # Trio thread only: what is left to deliver
+        self._arrived: deque[Handover] = deque()  # appended to by the thread, popped by Trio
+        self._ended: _Ended | None = None  # engine thread only: a step not handed over yet
         self._stopping = False
         self._error: BaseException | None = None
 
@@ -69,33 +86,53 @@ class ThreadDriver:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Starts the thread, waits until it fails or we are cancelled, and joins it."""
-        self._token = trio.lowlevel.current_trio_token()
-        self._deliver = deliver
-        self._failed = trio.Event()
-        thread = threading.Thread(target=self._main, name="pyserve-engine")
-        thread.start()
-        try:
-            task_status.started()
-            await self._failed.wait()
-        finally:
-            with self._changed:
-                self._stopping = True
-                self._changed.notify()
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(thread.join)
+        reader, writer = socket.socketpair()
+        with reader, writer:
+            reader.setblocking(False)
+            writer.setblocking(False)
+            self._wake_fd = writer.fileno()
+            thread = threading.Thread(target=self._main, name="pyserve-engine")
+            thread.start()
+            try:
+                task_status.started()
+                await self._deliver_all(reader, deliver)
+            except Exception as error:
+                self._error = error
+            finally:
+                with self._changed:
+                    self._stopping = True
+                    self._changed.notify()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(thread.join)
         raise EngineCrashed("the engine's step loop failed") from self._error
+
+    async def _deliver_all(
+        self, reader: socket.socket, deliver: Callable[[Handover], None]
+    ) -> None:
+        """Delivers until the thread has failed and everything from before that is delivered."""
+        while self._error is None or self._arrived:
+            if not self._arrived:
+                await trio.lowlevel.wait_readable(reader)
+                with contextlib.suppress(BlockingIOError):
+                    reader.recv(4096)
+            while self._arrived:
+                handover = self._arrived.popleft()
+                for start in range(0, len(handover.events), SLICE_EVENTS):
+                    events = handover.events[start : start + SLICE_EVENTS]
+                    deliver(Handover(handover.at_s, events))
+                    await trio.lowlevel.checkpoint()
+                with self._changed:
+                    self._pending -= 1
+                    self._changed.notify()
 
     # On the engine thread.
 
     def _main(self) -> None:
-        with contextlib.suppress(trio.RunFinishedError):  # Trio is gone: nobody is left to tell
-            try:
-                self._run()
-            except trio.RunFinishedError:
-                raise
-            except BaseException as error:
-                self._error = error
-                self._token.run_sync_soon(self._failed.set)
+        try:
+            self._run()
+        except BaseException as error:
+            self._error = error
+            _C.wake(self._wake_fd)
 
     def _run(self) -> None:
         idle_until_s = math.inf
@@ -106,14 +143,14 @@ class ThreadDriver:
     def _step(self, commands: list[Command]) -> float:
         """One turn; returns until when there is nothing more to do."""
         boundary = self._loop.begin(commands, self.now())
-        events = boundary.events
-        if boundary.plan is not None:
+        self._hand_over(boundary.events)
+        plan = boundary.plan
+        if plan is not None:
             started_s = self.now()
-            outcome = self._loop.compute(boundary.plan)
+            result = self._loop.compute(plan)
             now = self.now()
-            events += self._loop.complete(boundary.plan, outcome, now, now - started_s)
-        with _C.Range("hand_over"):
-            self._hand_over(events)
+            events = self._loop.complete(plan, result, now)
+            self._ended = _Ended(plan, result, events, now, now - started_s)
         return boundary.idle_until_s
 
     def _wait(self, idle_until_s: float) -> list[Command] | None:
@@ -130,34 +167,17 @@ class ThreadDriver:
                 self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
             return None
 
-    def _hand_over(self, events: tuple[Event, ...]) -> None:
+    def _hand_over(self, fresh: tuple[Event, ...]) -> None:
+        """What the last step gave, if it has not been told yet, and what has happened since."""
+        ended, self._ended = self._ended, None
+        events = fresh
+        if ended is not None:
+            events = (*ended.events, *fresh)
+            self._loop.record(ended.plan, ended.result, ended.at_s, ended.seconds)
         if not events:
             return
-        with self._changed:
-            self._pending += 1
-        self._token.run_sync_soon(self._consume, Handover(self.now(), events))
-
-    # Back on the Trio thread. An exception that left here would take down Trio itself, so none may.
-
-    def _consume(self, handover: Handover) -> None:
-        self._arrived.append(handover)
-        if len(self._arrived) == 1:  # else a slice of an earlier one is on its way
-            self._deliver_slice()
-
-    def _deliver_slice(self) -> None:
-        handover = self._arrived.popleft()
-        events, rest = handover.events[:SLICE_EVENTS], handover.events[SLICE_EVENTS:]
-        try:
-            self._deliver(Handover(handover.at_s, events))
-        except BaseException as error:
-            self._error = error
-            self._failed.set()
-        if rest:
-            self._arrived.appendleft(Handover(handover.at_s, rest))
-        else:
+        with _C.Range("hand_over"):
             with self._changed:
-                self._pending -= 1
-                self._changed.notify()
-        if self._arrived:
-            with contextlib.suppress(trio.RunFinishedError):  # nobody is left to deliver to
-                self._token.run_sync_soon(self._deliver_slice)
+                self._pending += 1
+            self._arrived.append(Handover(self.now() if ended is None else ended.at_s, events))
+            _C.wake(self._wake_fd)

@@ -193,7 +193,7 @@ def test_cancel_at_any_point_frees_everything_by_the_next_boundary(steps: int) -
     result = world.submit(spec)
     for _ in range(steps):
         world.step()
-    world.scheduler.cancel(spec.request_id, world.now)
+    world.scheduler.cancel(spec.request_id)
     plan = world.plan()
     assert not plan
     assert isinstance(result.error, Cancelled)
@@ -205,7 +205,7 @@ def test_cancel_while_a_step_runs_waits_for_its_end() -> None:
     spec = make_spec(5)
     result = world.submit(spec)
     plan = world.plan()
-    world.scheduler.cancel(spec.request_id, world.now)
+    world.scheduler.cancel(spec.request_id)
     world.route(world.scheduler.complete(plan, world.compute(plan), world.now))
     assert result.error is None
     world.plan()
@@ -218,9 +218,9 @@ def test_cancel_with_an_error_ends_with_that_error_and_unknown_ids_are_nothing()
     spec = make_spec(5)
     result = world.submit(spec)
     error = Cancelled("shutting down")
-    world.scheduler.cancel(spec.request_id, world.now, error)
-    world.scheduler.cancel(spec.request_id, world.now)
-    world.scheduler.cancel("nobody", world.now)
+    world.scheduler.cancel(spec.request_id, error)
+    world.scheduler.cancel(spec.request_id)
+    world.scheduler.cancel("nobody")
     world.plan()
     assert result.error is error
 

@@ -91,7 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(spec=requests)
     def cancel(self, spec: RequestSpec) -> None:
         self.touched.add(spec.request_id)
-        self.world.scheduler.cancel(spec.request_id, self.world.now)
+        self.world.scheduler.cancel(spec.request_id)
 
     @rule(spec=requests, index=st.integers(0, 3))
     def stop(self, spec: RequestSpec, index: int) -> None:

@@ -84,6 +84,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.twin.adopt(child, a.blocks[:blocks])
 
     @precondition(lambda self: self.twin.rows)
+    @rule(data=st.data())
+    def reserve_all(self, data: Any) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.twin.rows)), unique=True))
+        fits = self.pool.reserve_all(torch.tensor(rows, dtype=torch.int32))
+        assert fits == self.twin.reserve_all(rows)
+
+    @precondition(lambda self: self.twin.rows)
     @rule(data=st.data(), keep=st.integers(0, 6))
     def trim(self, data: Any, keep: int) -> None:
         row = self.pick(data)

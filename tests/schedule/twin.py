@@ -80,6 +80,14 @@ class TwinPool:
             row.blocks.append(block)
         return True
 
+    def reserve_all(self, indices: list[int]) -> bool:
+        needed = [len(self.rows[index].tokens) for index in indices]
+        lacking = sum(
+            max(0, -(-tokens // self.block_size) - len(self.rows[index].blocks))
+            for index, tokens in zip(indices, needed, strict=True)
+        )
+        return lacking <= len(self.free) and all(map(self.reserve, indices, needed))
+
     def trim(self, index: int, keep: int) -> None:
         row = self.rows[index]
         while len(row.blocks) > keep:
