@@ -242,7 +242,8 @@ def _turn(loop: StepLoop, commands: Iterable[Command] = ()) -> None:
         if boundary.plan is not None:
             result = loop.compute(boundary.plan)
             now = time.monotonic()
-            loop.complete(boundary.plan, result, now, now - start_s)
+            loop.complete(boundary.plan, result, now)
+            loop.record(boundary.plan, result, now, now - start_s)
 
 
 def _median(values: Iterable[float]) -> float:

@@ -128,6 +128,7 @@ class Ledger:
         if not sequence.admitted and request.spec.task is Task.GENERATE:
             self._set_sampler(sequence)
         sequence.admitted = True
+        sequence.admitted_tokens = sequence.remaining
         if request.started:
             return None
         request.started = True

@@ -14,6 +14,7 @@ import torch
 from pyserve import _C
 from pyserve.core.events import Event
 from pyserve.core.ledger import Ledger
+from pyserve.core.pace import PrefillPace, Room
 from pyserve.core.sequence import Sequence
 from pyserve.core.spec import Task
 from pyserve.core.step import Plan
@@ -50,8 +51,8 @@ class Selector:
 
     def __init__(self, ledger: Ledger, steptime: StepTime) -> None:
         self._ledger = ledger
-        self._steptime = steptime
         self._config = ledger.config
+        self._pace = PrefillPace(ledger.config, steptime)
         self._staged: Sequence | None = None  # the head of the line that found no room last time
         self._steady: _Steady | None = None
         self.starts = 0  # requests that left the line, ever
@@ -128,28 +129,28 @@ class Selector:
         remaining = [s.length - s.computed for s in running]
         decoding = remaining.count(1)
         prefill_left = self._config.max_batch_tokens - decoding
+        room = Room(prefill_left)
         if decoding:
-            found.prefill_budget = self._prefill_budget(running)
-            prefill_left = min(prefill_left, found.prefill_budget)
-        found.want = remaining
+            room = self._pace.room(running, remaining, prefill_left)
+            found.prefill_budget = room.tokens
+        found.want = [
+            1 if tokens == 1 else room.take(tokens, sequence.admitted_tokens)
+            for sequence, tokens in zip(running, remaining, strict=True)
+        ]
         found.need_free = [0] * len(running)
         available, promised = self._ledger.pool.available_blocks, 0
         size = self._config.block_size
-        for sequence, tokens in zip(running, remaining, strict=True):
-            take = 1
-            if tokens > 1:
-                take = min(tokens, max(prefill_left, 0))
-                prefill_left -= take
+        for sequence, tokens, take in zip(running, remaining, found.want, strict=True):
             computed = sequence.computed
             now_blocks = -(-(computed + take) // size)
             available -= now_blocks - -(-computed // size)
             if tokens > 1:
                 promised += -(-sequence.length // size) - now_blocks
-        self._gather_waiting(found, now, prefill_left, available, promised)
+        self._gather_waiting(found, now, room, available, promised)
         return found
 
     def _gather_waiting(
-        self, found: _Candidates, now: float, prefill_left: int, available: int, promised: int
+        self, found: _Candidates, now: float, room: Room, available: int, promised: int
     ) -> None:
         """Pops who may be admitted: until slots, tokens or blocks run out, as far as can be foretold.
 
@@ -159,17 +160,17 @@ class Selector:
         ledger, config = self._ledger, self._config
         size, watermark = config.block_size, config.watermark_blocks
         slots = config.max_batch_requests - len(ledger.running)
-        while slots > 0 and prefill_left > 0 and (sequence := ledger.line.pop(now)) is not None:
+        while slots > 0 and room.left > 0 and (sequence := ledger.line.pop(now)) is not None:
             ledger.stage(sequence)
             if not sequence.admitted and not sequence.index:
                 sequence.charged = sequence.remaining
                 ledger.line.charge(sequence, sequence.charged)
-            take = min(sequence.remaining, prefill_left)
+            take = room.take(sequence.remaining, sequence.remaining, least=1)
             held = sequence.held_blocks
             whole = max(-(-(sequence.length + self._headroom(sequence)) // size), held)
             need_free = whole - held + promised + watermark
             found.popped.append(sequence)
-            found.want.append(sequence.remaining)
+            found.want.append(take)
             found.need_free.append(need_free)
             if need_free > available:
                 available += self._reclaim(sequence, need_free - available, found.popped)
@@ -178,7 +179,6 @@ class Selector:
             chunk = max(-(-(sequence.computed + take) // size), held)
             available -= chunk - held
             promised += whole - chunk
-            prefill_left -= take
             slots -= 1
         if self._staged is not None and self._staged not in found.popped:
             self._unstage(self._staged)
@@ -253,15 +253,6 @@ class Selector:
         if not sequence.admitted:
             return 0
         return min(self._config.headroom_tokens, max(sequence.most_outputs - 1, 0))
-
-    def _prefill_budget(self, running: Iterable[Sequence]) -> int:
-        """Prefill tokens that stretch this step by no more than ``max_prefill_s``; at least a block of them.
-
-        Reckoned for the longest context that is prefilling: the dearest tokens.
-        """
-        context = max((s.computed for s in running if s.length - s.computed > 1), default=0)
-        tokens = self._steptime.prefill_within(self._config.max_prefill_s, context)
-        return int(max(min(tokens, self._config.max_batch_tokens), self._config.block_size))
 
 
 def _plan(chosen: list[tuple[Sequence, int]], events: tuple[Event, ...]) -> Plan:

@@ -19,8 +19,9 @@ class Sequence:
     Tokens ``[0, computed)`` of its ``length`` known ones have their KV in the pool's ``row`` (None while it
     has none). ``held_blocks``, kept up to date while waiting, are what it owns in line: left over from
     before a preemption, or matched. ``looked_up``: nothing more can be had without computing.
-    ``admitted``: it has run before. ``in_line``, ``line_tokens``: the waiting line's. ``stopped``: it shall
-    end with "stop" at the next boundary. ``charged``: tokens its tenant was charged for its admission.
+    ``admitted``: it has run before; ``admitted_tokens``: what it had to compute when it last began to.
+    ``in_line``, ``line_tokens``: the waiting line's. ``stopped``: it shall end with "stop" at the next
+    boundary. ``charged``: tokens its tenant was charged for its admission.
     """
 
     request: Request
@@ -34,6 +35,7 @@ class Sequence:
     held_blocks: int = 0
     looked_up: bool = False
     admitted: bool = False
+    admitted_tokens: int = 0
     in_line: bool = False
     line_tokens: int = 0
     stopped: bool = False

@@ -43,24 +43,6 @@ def test_decode_comes_before_prefill_and_both_share_a_step() -> None:
     assert len(world.results[first.request_id].tokens[0]) == 2
 
 
-def test_long_prompt_never_stretches_the_others_gap_beyond_the_bound() -> None:
-    world = World(max_prefill_s=0.04, max_batch_tokens=100, num_blocks=256, context_length=900)
-    world.submit(make_spec(4, max_tokens=60))
-    world.step()
-    long = make_spec(800, max_tokens=1)
-    world.submit(long)
-    longest = 0.0
-    while not world.results[long.request_id].ended:
-        plan = world.plan()
-        seconds = 0.002 * plan.prefill_tokens + 0.001
-        world.now += seconds
-        world.route(world.scheduler.complete(plan, world.compute(plan), world.now))
-        world.scheduler.adjust_seconds(plan, seconds)
-        if world.scheduler.statistics().steps_total > 30:
-            longest = max(longest, seconds)
-    assert 0.02 < longest < 0.06
-
-
 @pytest.mark.parametrize("n", [2, 5])
 def test_choices_share_the_blocks_of_their_prompt(n: int) -> None:
     world = World(prefix_cache=False)
