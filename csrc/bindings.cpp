@@ -100,7 +100,10 @@ recently released first. Belongs to one thread. Wrong calls raise ValueError and
           "Grows the row's table to hold `tokens` tokens; False, and nothing done, if blocks lack.")
       .def(
           "reserve_all",
-          [](BlockPool& pool, const Tensor& rows) { return pool.reserve_all(ints(rows, "rows")); },
+          [](BlockPool& pool, const Tensor& rows) {
+            const profile::Range range(profile::Op::select);  // it stands for select there
+            return pool.reserve_all(ints(rows, "rows"));
+          },
           py::arg("rows"),
           "Grows the tables of `rows` (distinct; int32 [R]) to hold all their known tokens; False, "
           "and nothing done, if blocks lack.")

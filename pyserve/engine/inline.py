@@ -62,6 +62,8 @@ class InlineDriver:
         events = boundary.events
         if boundary.plan is not None:
             events += await self._compute(boundary.plan)
+        else:
+            self._loop.publish(self.now())
         if events:
             deliver(Handover(self.now(), events))
         if boundary.plan is None:

@@ -127,7 +127,6 @@ class StepLoop:
             raise RuntimeError(
                 "requests are open, but there is neither a step to run nor a time to wait for"
             )
-        self.statistics = self._snapshot(now)
         return Boundary(None, events, math.inf if plan.idle_until is None else plan.idle_until)
 
     def compute(self, plan: Plan) -> StepResult:
@@ -155,7 +154,11 @@ class StepLoop:
         self._token_counts[bisect_left(StepTokens.BOUNDS, tokens)] += 1
         self._last_step_s = seconds
         if now - self.statistics.last_boundary_s >= self._publish_s:
-            self.statistics = self._snapshot(now)
+            self.publish(now)
+
+    def publish(self, now: float) -> None:
+        """Renews the statistics: drivers do so before they wait."""
+        self.statistics = self._snapshot(now)
 
     def _snapshot(self, now: float) -> LoopStatistics:
         return LoopStatistics(

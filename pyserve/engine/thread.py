@@ -142,9 +142,13 @@ class ThreadDriver:
 
     def _step(self, commands: list[Command]) -> float:
         """One turn; returns until when there is nothing more to do."""
-        boundary = self._loop.begin(commands, self.now())
-        self._hand_over(boundary.events)
+        now = self.now()
+        boundary = self._loop.begin(commands, now)
         plan = boundary.plan
+        events = (*self._record(), *boundary.events)
+        if plan is None:
+            self._loop.publish(now)
+        self._hand_over(events, now)
         if plan is not None:
             started_s = self.now()
             result = self._loop.compute(plan)
@@ -167,17 +171,19 @@ class ThreadDriver:
                 self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
             return None
 
-    def _hand_over(self, fresh: tuple[Event, ...]) -> None:
-        """What the last step gave, if it has not been told yet, and what has happened since."""
+    def _record(self) -> tuple[Event, ...]:
+        """What the last step gave, if it has not been handed over yet; the books are kept now too."""
         ended, self._ended = self._ended, None
-        events = fresh
-        if ended is not None:
-            events = (*ended.events, *fresh)
-            self._loop.record(ended.plan, ended.result, ended.at_s, ended.seconds)
+        if ended is None:
+            return ()
+        self._loop.record(ended.plan, ended.result, ended.at_s, ended.seconds)
+        return ended.events
+
+    def _hand_over(self, events: tuple[Event, ...], at_s: float) -> None:
         if not events:
             return
         with _C.Range("hand_over"):
             with self._changed:
                 self._pending += 1
-            self._arrived.append(Handover(self.now() if ended is None else ended.at_s, events))
+            self._arrived.append(Handover(at_s, events))
             _C.wake(self._wake_fd)
