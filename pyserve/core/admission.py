@@ -20,18 +20,18 @@ _FLOAT32_MAX = 3.4e38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What waits and how fast the line moves. Rates are of busy time, 0 where not measured yet.
+    """What waits and how fast the line moves, 0 where not measured yet.
 
     ``waiting_requests`` and ``waiting_tokens`` (prompt tokens not yet computed) are accepted and not
-    started. ``prefill_tokens_per_s``: prompt tokens computed; ``starts_per_s``: requests that left the line.
-    ``prompt_token_s``: seconds that one more prompt token takes beside what runs, by the step-time model.
+    started. ``prompt_token_s``: seconds that one more prompt token takes beside what runs, by the step-time
+    model. ``slot_s``: seconds until one of a full batch has all its tokens, by the same model; 0 while
+    the batch has room.
     """
 
     waiting_requests: int = 0
     waiting_tokens: int = 0
-    prefill_tokens_per_s: float = 0.0
     prompt_token_s: float = 0.0
-    starts_per_s: float = 0.0
+    slot_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ class Admission:
     def admit(self, spec: RequestSpec, now: float, load: Load) -> None:
         """Returns if the request may join the line; holds nothing.
 
-        Raises what :func:`check_fits` does; :class:`~pyserve.errors.QueueFull`, with ``retry_after_s`` from
-        measured rates, where the line is at its limit; :class:`~pyserve.errors.DeadlineExceeded` where
+        Raises what :func:`check_fits` does; :class:`~pyserve.errors.QueueFull`, with ``retry_after_s`` by the
+        work ahead, where the line is at its limit; :class:`~pyserve.errors.DeadlineExceeded` where
         the deadline has passed or cannot be met at the measured speed.
         """
         try:
@@ -170,11 +170,10 @@ class Admission:
             tokens_over = 0
         if requests_over <= 0 and tokens_over <= 0:
             return
-        wait_s = 0.0
-        if requests_over > 0 and load.starts_per_s > 0:
-            wait_s = requests_over / load.starts_per_s
-        if tokens_over > 0 and load.prefill_tokens_per_s > 0:
-            wait_s = max(wait_s, tokens_over / load.prefill_tokens_per_s)
+        # A place is free when so many prompt tokens at the head of the line have been computed.
+        per_request = load.waiting_tokens / max(load.waiting_requests, 1)
+        tokens_ahead = max(requests_over * per_request, tokens_over)
+        wait_s = load.slot_s + tokens_ahead * load.prompt_token_s
         limit = (
             f"{config.max_waiting_requests} requests"
             if requests_over > 0

@@ -39,7 +39,10 @@ __all__ = ["Plan", "Scheduler", "SchedulerStatistics", "StepOutcome"]
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
-    """A snapshot. Sequences unless it says requests; totals only grow."""
+    """A snapshot. Sequences unless it says requests; totals only grow.
+
+    ``slot_s``: seconds until one of a full batch has all its tokens; 0 while the batch has room.
+    """
 
     open_requests: int
     waiting_sequences: int
@@ -55,6 +58,7 @@ class SchedulerStatistics:
     expired_total: int
     last_batch_sequences: int
     last_batch_tokens: int
+    slot_s: float
     line: WaitingStatistics
     window: WindowStatistics
     steptime: StepTimeStatistics
@@ -87,8 +91,7 @@ class Scheduler:
         self._busy = False  # the last plan had something to run
         self._steps = 0
         self._last = Plan()
-        self._prefill_speed, self._output_speed, self._start_speed = Speed(), Speed(), Speed()
-        self._starts_seen = 0
+        self._prefill_speed, self._output_speed = Speed(), Speed()
         self._check = check
 
     def submit(self, spec: RequestSpec, now: float) -> None:
@@ -181,10 +184,6 @@ class Scheduler:
             self._prefill_speed.add(plan.prefill_tokens, seconds)
         if plan.decode_sequences:
             self._output_speed.add(plan.decode_sequences, seconds)
-        starts = self._selector.starts - self._starts_seen
-        self._starts_seen = self._selector.starts
-        if starts or len(self._ledger.line):
-            self._start_speed.add(starts, seconds)
 
     def statistics(self) -> SchedulerStatistics:
         """A snapshot; costs as much as the batch is large, whatever waits."""
@@ -206,6 +205,7 @@ class Scheduler:
             expired_total=ledger.ended[State.EXPIRED],
             last_batch_sequences=len(self._last.rows),
             last_batch_tokens=self._last.prefill_tokens + self._last.decode_sequences,
+            slot_s=self._slot_s(decoding),
             line=ledger.line.statistics(),
             window=self._window.statistics(),
             steptime=StepTimeStatistics(
@@ -216,7 +216,6 @@ class Scheduler:
                 steps=self._steptime.steps,
                 prefill_tokens_per_s=self._prefill_speed.per_s,
                 output_tokens_per_s=self._output_speed.per_s,
-                starts_per_s=self._start_speed.per_s,
             ),
             pool=self._pool.statistics(),
         )
@@ -227,6 +226,13 @@ class Scheduler:
         timed = {r.number for r in self._ledger.requests.values() if r.spec.deadline_s is not None}
         if not timed <= {number for _, number, _ in self._deadlines}:
             raise RuntimeError("a deadline is not watched")
+
+    def _slot_s(self, decoding: int) -> float:
+        running = self._ledger.running
+        if len(running) < self.config.max_batch_requests:
+            return 0.0
+        step_s = self._steptime.predict(0, decoding, sum(s.length for s in running))
+        return step_s * min(max(s.most_outputs, 1) for s in running)
 
     def _end_marked(self) -> list[Event]:
         """Ends what has been cancelled or stopped."""

@@ -55,7 +55,6 @@ class Selector:
         self._pace = PrefillPace(ledger.config, steptime)
         self._staged: Sequence | None = None  # the head of the line that found no room last time
         self._steady: _Steady | None = None
-        self.starts = 0  # requests that left the line, ever
 
     def select(
         self, now: float, events: Iterable[Event] = ()
@@ -227,10 +226,8 @@ class Selector:
         events: list[Event] = []
         for sequence, take in popped:
             if take:
-                fresh = not sequence.request.started
                 if (started := self._ledger.admit(sequence, now)) is not None:
                     events.append(started)
-                self.starts += fresh
                 continue
             if sequence.charged and not sequence.admitted:
                 self._ledger.line.charge(sequence, -sequence.charged)

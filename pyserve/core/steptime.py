@@ -28,7 +28,7 @@ class StepTimeStatistics:
     """Seconds for each term, and the speeds of busy time (0: not measured yet).
 
     ``prefill_tokens_per_s`` is over steps with prefill in them, ``output_tokens_per_s`` over steps that
-    decode, ``starts_per_s`` (requests that left the line) over steps while others waited.
+    decode.
     """
 
     base_s: float
@@ -38,7 +38,6 @@ class StepTimeStatistics:
     steps: int
     prefill_tokens_per_s: float
     output_tokens_per_s: float
-    starts_per_s: float
 
     def prompt_token_s(self, decode_sequences: int, max_prefill_s: float) -> float:
         """Seconds for one more prompt token beside ``decode_sequences``; 0 while nothing is measured.

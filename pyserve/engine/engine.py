@@ -16,7 +16,7 @@ from typing import Literal
 import trio
 
 from pyserve.backends.base import Backend, ModelInfo
-from pyserve.core.admission import Admission, Load
+from pyserve.core.admission import Admission, AdmissionStatistics, Load
 from pyserve.core.config import SchedulerConfig
 from pyserve.core.events import Failed
 from pyserve.core.spec import RequestSpec
@@ -90,6 +90,7 @@ class EngineStatistics:
     pending_handovers: int
     loop_lag_p50_s: float
     loop_lag_p99_s: float
+    admission: AdmissionStatistics
     loop: LoopStatistics
 
 
@@ -141,11 +142,10 @@ class Engine:
         return Load(
             waiting_requests=self._register.unstarted_requests,
             waiting_tokens=self._register.unstarted_tokens,
-            prefill_tokens_per_s=speeds.prefill_tokens_per_s,
             prompt_token_s=speeds.prompt_token_s(
                 scheduler.decode_sequences, self._config.scheduler.max_prefill_s
             ),
-            starts_per_s=speeds.starts_per_s,
+            slot_s=scheduler.slot_s,
         )
 
     def statistics(self) -> EngineStatistics:
@@ -167,6 +167,7 @@ class Engine:
             pending_handovers=self._driver.pending_handovers,
             loop_lag_p50_s=self._lag.quantile(0.5),
             loop_lag_p99_s=self._lag.quantile(0.99),
+            admission=self._admission.statistics(),
             loop=self._loop.statistics,
         )
 

@@ -6,7 +6,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import trio
@@ -239,11 +239,16 @@ def build_work(
     """The engine requests of one body. ``max_tokens`` None means OpenAI's default of the endpoint."""
     n = body.n or 1
     shared = scheduling(state, key, body, arrival_s)
-    specs = []
+    specs: list[RequestSpec] = []
+    sampling: SamplingParams | None = None
     for index, prompt in enumerate(prompts):
         room = state.context_length - len(prompt)
         default = room if chat else min(_COMPLETION_MAX_TOKENS, room)
-        sampling = sampling_params(state, body, max_tokens=max_tokens or default, logprobs=logprobs)
+        most = max_tokens or default
+        if sampling is None or sampling.max_tokens != most:
+            sampling = sampling_params(state, body, max_tokens=most, logprobs=logprobs)
+        elif body.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(63))
         suffix = "" if len(prompts) == 1 else f"-{index}"
         specs.append(
             RequestSpec(

@@ -90,6 +90,15 @@ def _requests(seen: EngineStatistics) -> Iterator[Sample]:
     yield _counter("output_tokens", "Tokens generated", output, "vllm:generation_tokens")
     yield _counter("requests_accepted", "Requests admitted", seen.accepted_total)
     yield _counter("requests_rejected", "Requests refused", rejected, "vllm:admission_rejections")
+    refused = seen.admission
+    reasons = (
+        ("invalid", refused.refused_invalid),
+        ("full", refused.refused_full),
+        ("deadline", refused.refused_deadline),
+    )
+    for reason, count in (*reasons, ("unavailable", rejected - sum(n for _, n in reasons))):
+        text = "Requests refused, by reason; unavailable: draining, stopped, or an id in use"
+        yield _counter("requests_refused_by_reason", text, count, reason=reason)
     yield _counter("requests_finished", "Requests that ended well", seen.finished_total)
     yield _counter("requests_failed", "Requests that ended in an error", seen.failed_total)
     yield _counter("requests_abandoned", "Requests whose owner left", seen.abandoned_total)

@@ -33,20 +33,26 @@ def test_request_is_admitted_below_the_limits() -> None:
 
 
 def test_line_full_by_count_says_when_a_place_is_free() -> None:
-    error = refusal(Load(waiting_requests=12, starts_per_s=0.5))
+    error = refusal(Load(waiting_requests=12, waiting_tokens=240, prompt_token_s=0.1))
     assert "10 requests" in error.message
     assert error.retry_after_s == 6.0  # three must start first
 
 
 def test_line_full_by_tokens_says_when_they_are_computed() -> None:
-    error = refusal(Load(waiting_requests=3, waiting_tokens=480, prefill_tokens_per_s=10))
+    error = refusal(Load(waiting_requests=3, waiting_tokens=480, prompt_token_s=0.1))
     assert "500 prompt tokens" in error.message
     assert error.retry_after_s == 8.0
 
 
 def test_retry_after_is_never_absent_nor_absurd() -> None:
     assert refusal(Load(waiting_requests=10)).retry_after_s == 1.0
-    assert refusal(Load(waiting_requests=10, starts_per_s=1e-9)).retry_after_s == 600.0
+    slow = Load(waiting_requests=10, waiting_tokens=100, prompt_token_s=1e3)
+    assert refusal(slow).retry_after_s == 600.0
+
+
+def test_full_batch_must_lose_one_before_the_line_moves() -> None:
+    load = Load(waiting_requests=10, waiting_tokens=200, prompt_token_s=0.1, slot_s=5.0)
+    assert refusal(load).retry_after_s == 7.0
 
 
 def test_prompt_longer_than_the_token_limit_may_wait_alone() -> None:
