@@ -28,8 +28,8 @@ def worlds(**config: Any) -> tuple[World, World]:
 
 def content(plan: Plan) -> tuple[object, ...]:
     return (
-        plan.rows.tolist(),
-        plan.takes.tolist(),
+        # Those who have just been admitted stand last, and by rank in the next long way: all the same.
+        sorted(zip(plan.rows.tolist(), plan.takes.tolist(), strict=True)),
         plan.embeds,
         plan.events,
         plan.prefill_tokens,
