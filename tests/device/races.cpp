@@ -49,6 +49,7 @@ int main(int, char** arguments) {
     Wish edited = wish(temperature);
     edited.bias_end = edited.seen_begin = 3;
     edited.seen_end = 6;
+    edited.logprobs = -1;  // nothing between the best logit and the first edit
     edited.repetition = 1.3f;
     edited.frequency = 0.5f;
     draw(edited, edits, lanes);
