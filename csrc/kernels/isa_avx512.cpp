@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <type_traits>
 
 #include "kernels/bf16.h"
 #include "kernels/kernels.h"
@@ -15,7 +16,7 @@
 #define PYSERVE_ISA avx512
 #define PYSERVE_LANES 16
 #define PYSERVE_TILE_ROWS 12
-#define PYSERVE_DEPTH_BLOCK 256
+#define PYSERVE_DEPTH_BLOCK 192
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                    \

@@ -110,7 +110,9 @@ PYSERVE_INLINE void accumulate(Vec (&acc)[Rows][Vectors], const float* a, std::p
                                const T* const (&b)[Vectors], std::ptrdiff_t ldb, int depth,
                                Ahead ahead = {}) {
   for (int p = 0; p < depth; ++p) {
-    if constexpr (Prefetch) __builtin_prefetch(ahead.from + p * ahead.step);
+    if constexpr (Prefetch)
+      for (std::ptrdiff_t i = 0; i < ahead.step; i += 64)
+        __builtin_prefetch(ahead.from + p * ahead.step + i);
     Vec column[Vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) column[v] = load(b[v] + p * ldb);
