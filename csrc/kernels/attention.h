@@ -30,11 +30,12 @@ inline std::ptrdiff_t score_stride(const KvLayout& l) {
 }
 
 inline int padded_depth(const KvLayout& l) {
-  return l.type == KvType::int8 ? (l.head_dim + 3) / 4 * 4 : l.head_dim;
+  const int together = l.type == KvType::int8 ? 4 : l.type == KvType::bfloat16 ? 2 : 1;
+  return (l.head_dim + together - 1) / together * together;
 }
 
 inline std::size_t attention_scratch_floats(const KvLayout& l, int rows) {
-  return rows * std::size_t(score_stride(l) + 2 * l.value_stride + padded_depth(l) * 5 / 4 + 6);
+  return rows * std::size_t(score_stride(l) + 2 * l.value_stride + padded_depth(l) * 5 / 4 + 7);
 }
 
 inline Workspace carve(const KvLayout& l, int rows, float* scratch) {
@@ -194,6 +195,7 @@ inline void gather_queries(const AttentionArgs& g, const AttentionTile& tile, co
         w.q_sum[row] = sum;
       } else {
         __builtin_memcpy(q, from, sizeof(float) * dim);
+        for (int i = dim; i < w.depth; ++i) q[i] = 0.0f;
       }
     }
 }

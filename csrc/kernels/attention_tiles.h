@@ -38,10 +38,26 @@ struct Pages {
 };
 
 PYSERVE_INLINE Vec load(const std::int8_t* p) {
+#if PYSERVE_LANES == 16
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif PYSERVE_LANES == 8
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
   typedef std::int8_t ByteVec __attribute__((vector_size(kLanes)));
   ByteVec bytes;
   __builtin_memcpy(&bytes, p, sizeof bytes);
   return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
+#endif
+}
+
+// Two bfloat16 numbers in each lane.
+PYSERVE_INLINE void load_pair(const std::byte* p, Vec& low, Vec& high) {
+  WordVec words;
+  __builtin_memcpy(&words, p, sizeof words);
+  low = (Vec)(words << 16);
+  high = (Vec)(words & 0xFFFF0000u);
 }
 
 // Vectors of keys, or of head elements, that a register tile of so many rows takes at a time: few
@@ -53,6 +69,10 @@ template <typename T>
 inline constexpr bool kQuantized = false;
 template <>
 inline constexpr bool kQuantized<std::int8_t> = true;
+
+// Elements of one key that lie together, in 32 bits.
+template <typename T>
+inline constexpr int kTogether = 4 / sizeof(T);
 
 #ifdef PYSERVE_VNNI
 inline constexpr bool kByteProducts = true;
@@ -66,20 +86,26 @@ PYSERVE_INLINE void dot_keys(const KvLayout& l, const Workspace& w, int row,
                              const std::byte* const (&keys)[Vectors],
                              const std::byte* const (&ahead)[Vectors], Vec (&acc)[Rows][Vectors]) {
   const float* q = w.q + std::ptrdiff_t{row} * w.depth;
-  const std::ptrdiff_t step = l.key_stride * sizeof(T);
-  for (int p = 0; p < w.depth; ++p) {
-    Vec column[Vectors];
+  const std::ptrdiff_t step = l.key_stride * 4;
+  constexpr int kDepths = kTogether<T>;
+  for (int p = 0; p < w.depth / kDepths; ++p) {
+    Vec column[kDepths][Vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) {
       __builtin_prefetch(ahead[v] + p * step);
-      column[v] = load(reinterpret_cast<const T*>(keys[v] + p * step));
+      if constexpr (kDepths == 1)
+        column[0][v] = load(reinterpret_cast<const float*>(keys[v] + p * step));
+      else
+        load_pair(keys[v] + p * step, column[0][v], column[1][v]);
     }
+#pragma GCC unroll 2
+    for (int i = 0; i < kDepths; ++i)
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
-      const Vec value = splat(q[r * w.depth + p]);
+      for (int r = 0; r < Rows; ++r) {
+        const Vec value = splat(q[r * w.depth + kDepths * p + i]);
 #pragma GCC unroll 4
-      for (int v = 0; v < Vectors; ++v) acc[r][v] = fma(value, column[v], acc[r][v]);
-    }
+        for (int v = 0; v < Vectors; ++v) acc[r][v] = fma(value, column[i][v], acc[r][v]);
+      }
   }
 }
 
@@ -144,7 +170,7 @@ PYSERVE_INLINE void score_vectors(const Pages& pages, const Workspace& w, int ro
                                   int begin, int v, int end) {
   const KvLayout& l = pages.g.layout;
   const int per_block = l.key_stride / kLanes;
-  constexpr std::ptrdiff_t kVectorBytes = kLanes * (kQuantized<T> ? 4 : sizeof(T));
+  constexpr std::ptrdiff_t kVectorBytes = kLanes * 4;
   const std::byte *keys[Vectors], *ahead[Vectors];
   const float* scales[Vectors];
 #pragma GCC unroll 4
@@ -211,8 +237,13 @@ PYSERVE_INLINE void weigh_vectors(const Pages& pages, const Workspace& w, int ro
       for (int v = 0; v < Vectors; ++v) {
         if (v * kLanes * sizeof(T) % 64 == 0)
           __builtin_prefetch(ahead + key * row_bytes + v * kLanes * sizeof(T));
-        column[v] = load(reinterpret_cast<const T*>(from + key * row_bytes) + v * kLanes);
+        if constexpr (sizeof(T) != 2 || Vectors == 1)
+          column[v] = load(reinterpret_cast<const T*>(from + key * row_bytes) + v * kLanes);
       }
+      if constexpr (sizeof(T) == 2 && Vectors > 1)
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; v += 2)
+          load_pair(from + key * row_bytes + v * kLanes * sizeof(T), column[v], column[v + 1]);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
         const Vec weight = splat(weights[r * w.score_stride + key]);

@@ -17,9 +17,11 @@ inline constexpr int kMaxInt8HeadDim = 1024;
 //
 // Keys lie transposed, [head_dim][key_stride], so that lanes are keys in q.k; values lie
 // [block_size][value_stride], so that lanes are head elements in p.v. The strides are block_size
-// and head_dim rounded up to the lanes. Of int8 keys four neighbouring elements lie together,
-// [head_dim / 4][key_stride][4], as unsigned bytes (128 more than the number); behind keys and
-// values stand their float32 scales, [key_stride] each.
+// and head_dim rounded up to the lanes. Of bfloat16 two vectors share their 32-bit lanes, so that
+// one operation widens each: keys are [head_dim / 2][key_stride][2], and of values each pair of
+// vectors [lanes][2] (a last single one lies as it is). Of int8 keys four neighbouring elements lie
+// together, [head_dim / 4][key_stride][4], as unsigned bytes (128 more than the number); behind
+// keys and values stand their float32 scales, [key_stride] each.
 struct KvLayout {
   KvType type = KvType::float32;
   int kv_heads = 0;
@@ -44,7 +46,7 @@ struct KvLayout {
                                 : kv_type == KvType::bfloat16 ? 2
                                                               : 1;
     const bool scaled = kv_type == KvType::int8;
-    values = up(up(dim, scaled ? 4 : 1) * key_stride * size, 64);
+    values = up(up(dim, 4 / size) * key_stride * size, 64);
     key_scales = up(values + size * tokens * value_stride, 64);
     value_scales = key_scales + (scaled ? 4 * key_stride : 0);
     page_bytes = up(value_scales + (scaled ? 4 * key_stride : 0), 64);

@@ -40,6 +40,26 @@ void write_kv(const KvLayout& l, std::byte* pages, int offset, const float* key,
 }
 
 template <>
+inline void write_kv<bf16>(const KvLayout& l, std::byte* pages, int offset, const float* key,
+                           const float* value) {
+  constexpr int kPair = 2 * kLanes;
+  const int paired = l.value_stride / kPair * kPair;
+  for (int head = 0; head < l.kv_heads; ++head) {
+    std::byte* page = pages + head * l.page_bytes;
+    bf16* keys = reinterpret_cast<bf16*>(page) + 2 * std::ptrdiff_t{offset};
+    bf16* values =
+        reinterpret_cast<bf16*>(page + l.values) + std::ptrdiff_t{offset} * l.value_stride;
+    const float *k = key + head * l.head_dim, *v = value + head * l.head_dim;
+    for (int i = 0; i < l.head_dim; ++i)
+      keys[std::ptrdiff_t{i / 2} * 2 * l.key_stride + i % 2] = from_float<bf16>(k[i]);
+    for (int i = 0; i < l.head_dim; ++i) {
+      const int at = i % kPair, lane = i < paired ? 2 * (at % kLanes) + at / kLanes : at;
+      values[i - at + lane] = from_float<bf16>(v[i]);
+    }
+  }
+}
+
+template <>
 inline void write_kv<std::int8_t>(const KvLayout& l, std::byte* pages, int offset, const float* key,
                                   const float* value) {
   const auto put = [](std::byte* page, std::ptrdiff_t scales, int at, float scale) {
