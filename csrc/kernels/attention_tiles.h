@@ -39,8 +39,9 @@ struct Pages {
 
 PYSERVE_INLINE Vec load(const std::int8_t* p) {
 #if PYSERVE_LANES == 16
-  return _mm512_cvtepi32_ps(
-      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  // All lanes by a mask: GCC 12 warns that the plain intrinsics use something uninitialised.
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return __builtin_convertvector((IntVec)_mm512_maskz_cvtepi8_epi32(0xFFFF, bytes), Vec);
 #elif PYSERVE_LANES == 8
   return _mm256_cvtepi32_ps(
       _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
