@@ -36,7 +36,14 @@ inline void silu(float* x, int n) { map(x, n, Silu{}); }
 inline void gelu(float* x, int n) { map(x, n, GeluTanh{}); }
 
 inline void rotate(float* x, const float* cosine, const float* sine, int half, float scale) {
-  for (int i = 0; i < half; ++i) {
+  const Vec scales = splat(scale);
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Vec a = load(x + i), b = load(x + i + half), c = load(cosine + i), s = load(sine + i);
+    store(x + i, (a * c - b * s) * scales);
+    store(x + i + half, (b * c + a * s) * scales);
+  }
+  for (; i < half; ++i) {
     const float a = x[i], b = x[i + half];
     x[i] = (a * cosine[i] - b * sine[i]) * scale;
     x[i + half] = (b * cosine[i] + a * sine[i]) * scale;

@@ -15,14 +15,17 @@ struct SquaredDistance {
   }
 };
 
-// Folds f over x: lane i % kLanes takes element i, then lanes are combined by halves, then the tail
-// added.
+// Folds f over x: vector i of kLanes elements into sum i % 4, so that additions need not wait for
+// each other; then the sums, the lanes by halves, and the tail.
 template <typename F>
 PYSERVE_INLINE float fold(const float* x, int n, F f) {
-  Vec sum = {};
+  Vec sums[4] = {};
   int i = 0;
-  for (; i + kLanes <= n; i += kLanes) sum = f(sum, load(x + i));
-  float total = sum_lanes(sum);
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) sums[s] = f(sums[s], load(x + i + s * kLanes));
+  for (; i + kLanes <= n; i += kLanes) sums[0] = f(sums[0], load(x + i));
+  float total = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
   for (; i < n; ++i) total += f(Vec{}, splat(x[i]))[0];
   return total;
 }
@@ -30,7 +33,10 @@ PYSERVE_INLINE float fold(const float* x, int n, F f) {
 inline void rms_norm(const float* x, const float* weight, float eps, int n, float* out) {
   const float squares = fold(x, n, SquaredDistance{Vec{}});
   const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps);
-  for (int i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+  const Vec scales = splat(scale);
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, load(x + i) * scales * load(weight + i));
+  for (; i < n; ++i) out[i] = x[i] * scale * weight[i];
 }
 
 inline void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n,
@@ -38,11 +44,17 @@ inline void layer_norm(const float* x, const float* weight, const float* bias, f
   const float mean = fold(x, n, Sum{}) / static_cast<float>(n);
   const float squares = fold(x, n, SquaredDistance{splat(mean)});
   const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps);
-  for (int i = 0; i < n; ++i) out[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+  const Vec means = splat(mean), scales = splat(scale);
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    store(out + i, (load(x + i) - means) * scales * load(weight + i) + load(bias + i));
+  for (; i < n; ++i) out[i] = (x[i] - mean) * scale * weight[i] + bias[i];
 }
 
 inline void add(float* x, const float* y, int n) {
-  for (int i = 0; i < n; ++i) x[i] += y[i];
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(x + i, load(x + i) + load(y + i));
+  for (; i < n; ++i) x[i] += y[i];
 }
 
 }  // namespace pyserve::PYSERVE_ISA

@@ -64,13 +64,20 @@ void Projection::read_row(int i, float* to) const {
   std::visit([&](const auto& w) { w.read_row(i - part.at, to); }, part.weight);
 }
 
-// The rows in 8 bits where a part wants them so, else null.
+bool Projection::takes_floats() const {
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [](const Part& part) { return std::holds_alternative<Linear>(part.weight); });
+}
+
+bool Projection::takes_blocks() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
+    return std::holds_alternative<QuantLinear>(part.weight);
+  });
+}
+
 const QuantBlock* Projection::quantize(ThreadPool& pool, const float* a, std::ptrdiff_t lda,
                                        int rows, QuantizedRows& work) const {
-  if (std::none_of(parts_.begin(), parts_.end(), [](const Part& part) {
-        return std::holds_alternative<QuantLinear>(part.weight);
-      }))
-    return nullptr;
+  if (!takes_blocks()) return nullptr;
   const int blocks = in_ / kQuantDepth;
   const profile::Range range(profile::Op::quantize, [&] {
     const double values = double(rows) * in_;
@@ -92,37 +99,41 @@ const QuantBlock* Projection::quantize(ThreadPool& pool, const float* a, std::pt
   return to;
 }
 
-void Projection::apply(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows, float* c,
-                       std::ptrdiff_t ldc, QuantizedRows& work) const {
+void Projection::apply(ThreadPool& pool, const ProjectionInput& a, int rows, float* c,
+                       std::ptrdiff_t ldc, int begin, int end) const {
   if (rows == 0) return;
-  const QuantBlock* quantized = quantize(pool, a, lda, rows, work);
-  const int blocks = in_ / kQuantDepth;
+  const auto starts_before = [](const Part& part, int row) { return part.at < row; };
+  const auto first = std::lower_bound(parts_.begin(), parts_.end(), begin, starts_before);
+  const auto last = std::lower_bound(first, parts_.end(), end, starts_before);
   int panels = 0;
-  for (const Part& part : parts_) panels += part.panels();
+  for (auto part = first; part != last; ++part) panels += part->panels();
   // Row blocks keep the rows of `a` in the second-level cache while panels pass by.
   const int row_block = kernels_->tile_rows * 16;
   pool.run(panels * ((rows + row_block - 1) / row_block), [&](int item, int) {
     const int row = item / panels * row_block, count = std::min(row_block, rows - row);
     int panel = item % panels;
-    const Part* part = parts_.data();
+    auto part = first;
     for (; panel >= part->panels(); ++part) panel -= part->panels();
     const float* bias = bias_.bytes() == 0 ? nullptr : bias_.as<float>() + part->at;
     float* to = c + row * ldc + part->at;
     if (const auto* dense = std::get_if<Linear>(&part->weight))
-      dense->apply_panel(panel, a + row * lda, lda, count, bias, to, ldc);
+      dense->apply_panel(panel, a.floats + row * a.stride, a.stride, count, bias, to, ldc);
     else
       std::get<QuantLinear>(part->weight)
-          .apply_panel(panel, quantized + std::ptrdiff_t{row} * blocks, blocks, count, bias, to,
+          .apply_panel(panel, a.blocks + std::ptrdiff_t{row} * blocks(), blocks(), count, bias, to,
                        ldc);
   });
 }
 
-profile::Cost Projection::cost(int rows) const {
-  profile::Cost cost{.cached_bytes = double(rows) * (in_ + out_) * sizeof(float)};
-  for (const Part& part : parts_)
+profile::Cost Projection::cost(int rows, int begin, int end) const {
+  profile::Cost cost;
+  int out = 0;
+  for (const Part& part : parts_) {
+    if (part.at < begin || part.at >= end) continue;
     std::visit(
         [&]<typename Weight>(const Weight& w) {
           const double operations = 2.0 * rows * w.in() * w.out();
+          out += w.out();
           cost.memory_bytes += double(w.bytes());
           if constexpr (std::is_same_v<Weight, QuantLinear>)
             cost.int_operations += operations;
@@ -130,6 +141,8 @@ profile::Cost Projection::cost(int rows) const {
             cost.float_operations += operations;
         },
         part.weight);
+  }
+  cost.cached_bytes = double(rows) * (in_ + out) * sizeof(float);
   return cost;
 }
 

@@ -1,6 +1,7 @@
 // A linear layer of one or more weights that share their input.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <span>
 #include <variant>
@@ -18,9 +19,19 @@ class QuantizedRows {
  public:
   // Room for rows of blocks; what was there is lost.
   QuantBlock* reserve(int rows, int blocks);
+  QuantBlock* begin() const { return data_.as<QuantBlock>(); }
+  QuantBlock* row(int i, int blocks) const { return begin() + std::ptrdiff_t{i} * blocks; }
 
  private:
   Buffer data_;
+};
+
+// The rows that a projection multiplies with its weights: in float32, in 8 bits, or both, as
+// takes_floats() and takes_blocks() say. Blocks are dense, in / 32 a row.
+struct ProjectionInput {
+  const float* floats = nullptr;
+  std::ptrdiff_t stride = 0;
+  const QuantBlock* blocks = nullptr;
 };
 
 // y = x W^T + b, W [out, in] made of parts, each all of one kind: dense in the compute type, or
@@ -45,11 +56,20 @@ class Projection {
   // Row i of W, as stored: an embedding lookup that needs no second copy.
   void read_row(int i, float* to) const;
 
-  // c[rows, out] = a[rows, in] W^T + b. Each element's bits depend on its row of a alone.
-  void apply(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows, float* c,
-             std::ptrdiff_t ldc, QuantizedRows& work) const;
-  // Of that product, the quantising of a left out.
-  profile::Cost cost(int rows) const;
+  // Whether some part is multiplied with float32, and whether one is with 8 bits.
+  bool takes_floats() const;
+  bool takes_blocks() const;
+  int blocks() const { return in_ / kQuantDepth; }  // of a row in 8 bits
+  // Rows of a in 8 bits where a part wants them so, else null.
+  const QuantBlock* quantize(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows,
+                             QuantizedRows& work) const;
+
+  // c[rows, out] = a[rows, in] W^T + b; of parts that begin outside of outputs [begin, end) nothing
+  // is computed. Each element's bits depend on its row of a alone.
+  void apply(ThreadPool& pool, const ProjectionInput& a, int rows, float* c, std::ptrdiff_t ldc,
+             int begin = 0, int end = INT_MAX) const;
+  // Of that product.
+  profile::Cost cost(int rows, int begin = 0, int end = INT_MAX) const;
 
  private:
   struct Part {
@@ -60,8 +80,6 @@ class Projection {
   };
 
   Part& part_at(int at, std::variant<Linear, QuantLinear> weight);
-  const QuantBlock* quantize(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows,
-                             QuantizedRows& work) const;
 
   const Kernels* kernels_ = nullptr;
   DType dtype_ = DType::float32;

@@ -132,7 +132,11 @@ inline std::pair<at::Tensor, at::Tensor> decoder_forward(
                           .table_width = static_cast<int>(table.size(1)),
                           .logit_rows = span_of<std::int32_t>(logit_rows, "logit_rows"),
                           .hidden_rows = span_of<std::int32_t>(hidden_rows, "hidden_rows")};
-  at::Tensor logits = at::empty({logit_rows.numel(), decoder.config().vocab_size}, at::kFloat);
+  const auto rows = logit_rows.numel();
+  const std::shared_ptr<Buffer> room = decoder.logits_room(static_cast<int>(rows));
+  const at::Tensor logits = at::from_blob(
+      room->as<float>(), {rows, decoder.config().vocab_size}, [room](void*) {},
+      at::TensorOptions(at::kFloat));
   at::Tensor hidden = at::empty({hidden_rows.numel(), decoder.config().hidden_size}, at::kFloat);
   decoder.forward(step, logits.mutable_data_ptr<float>(), hidden.mutable_data_ptr<float>());
   return {logits, hidden};
@@ -163,8 +167,12 @@ inline at::Tensor apply_linear(const Projection& linear, const at::Tensor& x) {
   TORCH_CHECK_VALUE(x.size(1) == linear.in(), "x must be [rows, ", linear.in(), "]");
   at::Tensor y = at::empty({x.size(0), linear.out()}, at::kFloat);
   QuantizedRows work;
-  linear.apply(shared_pool(), from.data(), linear.in(), static_cast<int>(x.size(0)),
-               y.mutable_data_ptr<float>(), linear.out(), work);
+  const int rows = static_cast<int>(x.size(0));
+  const ProjectionInput input = {
+      .floats = from.data(),
+      .stride = linear.in(),
+      .blocks = linear.quantize(shared_pool(), from.data(), linear.in(), rows, work)};
+  linear.apply(shared_pool(), input, rows, y.mutable_data_ptr<float>(), linear.out());
   return y;
 }
 

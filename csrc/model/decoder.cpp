@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -50,23 +51,26 @@ void Decoder::allocate_kv(int num_blocks, int block_size, KvType type) {
                    num_blocks, block_size);
 }
 
+// Calls body(row, thread) for every row.
 template <typename Body>
 void Decoder::for_rows(int rows, int row_floats, const Body& body) {
   const int per_item = std::max(1, kFloatsPerItem / row_floats);
-  shared_pool().run((rows + per_item - 1) / per_item, [&](int item, int) {
+  shared_pool().run((rows + per_item - 1) / per_item, [&](int item, int thread) {
     const int end = std::min(rows, (item + 1) * per_item);
-    for (int row = item * per_item; row < end; ++row) body(row);
+    for (int row = item * per_item; row < end; ++row) body(row, thread);
   });
 }
 
 void Decoder::reserve(int tokens) {
-  if (tokens <= capacity_) return;
-  capacity_ = tokens;
   const auto matrix = [](std::ptrdiff_t rows, std::ptrdiff_t columns) {
     // An odd number of cache lines a row: rows of a tile do not fall into one cache set.
     const std::ptrdiff_t stride = (round_up(columns, 16) / 16 | 1) * 16;
     return Matrix{Buffer(rows * stride * sizeof(float)), stride};
   };
+  const int threads = shared_pool().size(), hidden = config_.hidden_size;
+  if (threads > row_work_threads_) row_work_ = matrix(row_work_threads_ = threads, hidden);
+  if (tokens <= capacity_) return;
+  capacity_ = tokens;
   const int inner = config_.intermediate_size * (config_.gated_mlp ? 2 : 1);
   residual_ = matrix(tokens, config_.hidden_size);
   normed_ = matrix(tokens, config_.hidden_size);
@@ -75,14 +79,16 @@ void Decoder::reserve(int tokens) {
   inner_ = matrix(tokens, inner);
   sublayer_ = matrix(tokens, config_.hidden_size);
   angles_ = matrix(std::ptrdiff_t(config_.ropes.size()) * tokens, config_.head_dim);
+  const int widest = std::max({hidden, config_.q_size(), config_.intermediate_size});
+  quantized_.reserve(tokens, widest / kQuantDepth);
 }
 
 void Decoder::compute_angles(const StepInput& step) {
-  const int tokens = static_cast<int>(step.input_ids.size()), half = config_.head_dim / 2;
+  const int tokens = step.tokens(), half = config_.head_dim / 2;
   const Range range(Op::angles);
   for (std::size_t r = 0; r < config_.ropes.size(); ++r) {
     const RopeConfig& rope = config_.ropes[r];
-    for_rows(tokens, 64 * half, [&](int token) {
+    for_rows(tokens, 64 * half, [&](int token, int) {
       float* cosine = angles_.row(std::ptrdiff_t(r) * tokens + token);
       const auto position = static_cast<float>(step.positions[token]);
       for (int i = 0; i < half; ++i) {
@@ -96,8 +102,9 @@ void Decoder::compute_angles(const StepInput& step) {
 
 void Decoder::embed(const StepInput& step) {
   const int hidden = config_.hidden_size;
-  const Range range(Op::embed, [&] { return row_cost(2.0 * step.input_ids.size() * hidden, 0); });
-  for_rows(static_cast<int>(step.input_ids.size()), 8 * hidden, [&](int token) {
+  const Entry first = {weights_.layers[0].attn_norm, weights_.layers[0].qkv};
+  const Range range(Op::embed, [&] { return row_cost(3.0 * step.tokens() * hidden, 2); });
+  for_rows(step.tokens(), 8 * hidden, [&](int token, int thread) {
     float* row = residual_.row(token);
     weights_.embed.read_row(step.input_ids[token], row);
     if (config_.embedding_scale != 1.0f)
@@ -105,6 +112,7 @@ void Decoder::embed(const StepInput& step) {
     if (config_.learned_positions)
       kernels_.add(row, weights_.positions.data() + std::ptrdiff_t{step.positions[token]} * hidden,
                    hidden);
+    enter_row(first, token, token, thread);
   });
 }
 
@@ -116,62 +124,72 @@ void Decoder::normalize_row(const NormWeight& norm, const float* from, float* to
                         config_.hidden_size, to);
 }
 
-void Decoder::normalize(const NormWeight& norm, int tokens, const Matrix& to) {
-  const Range range(Op::norm, [&] { return row_cost(2.0 * tokens * config_.hidden_size, 2); });
-  for_rows(tokens, 2 * config_.hidden_size,
-           [&](int token) { normalize_row(norm, residual_.row(token), to.row(token)); });
+// Row `to` of a projection's input: the norm of row `from` of the residual, in the kinds of numbers
+// that the projection takes.
+void Decoder::enter_row(const Entry& entry, int from, int to, int thread) {
+  const Projection& next = entry.projection;
+  float* normed = next.takes_floats() ? normed_.row(to) : row_work_.row(thread);
+  normalize_row(entry.norm, residual_.row(from), normed);
+  if (next.takes_blocks())
+    kernels_.quantize_row(normed, next.blocks(), quantized_.row(to, next.blocks()));
 }
 
-// residual += sublayer, normalized first where the model has post norms.
-void Decoder::add_residual(const NormWeight& post_norm, int tokens) {
-  const Range range(Op::residual,
-                    [&] { return row_cost(3.0 * tokens * config_.hidden_size, 0.4); });
-  for_rows(tokens, 2 * config_.hidden_size, [&](int token) {
-    float* from = sublayer_.row(token);
+// residual += sublayer, normalized first where the model has post norms; and the next sublayer's
+// input while the row is at hand.
+void Decoder::add_residual(const NormWeight& post_norm, int rows,
+                           const std::optional<Entry>& next) {
+  const double passes = next ? 4 : 3;
+  const Range range(Op::residual, [&] { return row_cost(passes * rows * config_.hidden_size, 1); });
+  for_rows(rows, 4 * config_.hidden_size, [&](int row, int thread) {
+    float* from = sublayer_.row(row);
     if (config_.post_norms) normalize_row(post_norm, from, from);
-    kernels_.add(residual_.row(token), from, config_.hidden_size);
+    kernels_.add(residual_.row(row), from, config_.hidden_size);
+    if (next) enter_row(*next, row, row, thread);
   });
 }
 
-// Norms, rotates and scales one token's query and key heads in place, and writes its KV.
-void Decoder::position_heads(const StepInput& step, int layer, int token) {
-  const LayerWeights& w = weights_.layers[layer];
-  const int dim = config_.head_dim, half = dim / 2, rope = config_.layer_rope[layer];
-  const std::ptrdiff_t tokens = step.input_ids.size();
-  const float* cosine = rope < 0 ? nullptr : angles_.row(rope * tokens + token);
-  float* row = qkv_.row(token);
-  const auto position = [&](float* head, const std::vector<float>& norm, float scale) {
-    if (config_.qk_norm) kernels_.rms_norm(head, norm.data(), config_.norm_eps, dim, head);
-    if (cosine != nullptr)
-      kernels_.rotate(head, cosine, cosine + half, half, scale);
-    else
-      for (int i = 0; i < dim; ++i) head[i] *= scale;
-  };
+// Cosines and sines of a token's position, null in a layer without rotation.
+const float* Decoder::angles_of(int layer, int token, int tokens) const {
+  const int rope = config_.layer_rope[layer];
+  return rope < 0 ? nullptr : angles_.row(std::ptrdiff_t{rope} * tokens + token);
+}
+
+// Norms, rotates and scales a query or key head in place.
+void Decoder::position_head(float* head, const std::vector<float>& norm, const float* angles,
+                            float scale) const {
+  const int dim = config_.head_dim, half = dim / 2;
+  if (config_.qk_norm) kernels_.rms_norm(head, norm.data(), config_.norm_eps, dim, head);
+  if (angles != nullptr)
+    kernels_.rotate(head, angles, angles + half, half, scale);
+  else
+    for (int i = 0; i < dim; ++i) head[i] *= scale;
+}
+
+void Decoder::position_queries(int layer, int row, const float* angles) {
+  float* queries = qkv_.row(row);
   for (int h = 0; h < config_.num_heads; ++h)
-    position(row + h * dim, w.q_norm, config_.attention_scale);
-  float* keys = row + config_.q_size();
-  for (int h = 0; h < config_.num_kv_heads; ++h) position(keys + h * dim, w.k_norm, 1.0f);
+    position_head(queries + h * config_.head_dim, weights_.layers[layer].q_norm, angles,
+                  config_.attention_scale);
+}
+
+// And writes the token's keys and values into its slot.
+void Decoder::position_keys(const StepInput& step, int layer, int token) {
+  float* keys = qkv_.row(token) + config_.q_size();
+  const float* angles = angles_of(layer, token, step.tokens());
+  for (int h = 0; h < config_.num_kv_heads; ++h)
+    position_head(keys + h * config_.head_dim, weights_.layers[layer].k_norm, angles, 1.0f);
   cache_.write(layer, step.slots[token], keys, keys + config_.kv_size());
+}
+
+void Decoder::plan_attention(const StepInput& step) {
+  attention_.plan(cache_.layout(), shared_pool().size(), step.cu_seqlens, step.context_lens,
+                  step.block_table.data(), step.table_width);
 }
 
 void Decoder::attend(const StepInput& step, int layer) {
   const Range range(Op::attention, [&] { return attention_cost(step, layer); });
   attention_.run(shared_pool(), cache_, layer, config_.layer_window[layer], qkv_.begin(),
                  qkv_.stride, attended_.begin(), attended_.stride);
-}
-
-void Decoder::attention_layer(const StepInput& step, int layer) {
-  const LayerWeights& w = weights_.layers[layer];
-  const int tokens = static_cast<int>(step.input_ids.size());
-  normalize(w.attn_norm, tokens, normed_);
-  project(Op::qkv, w.qkv, normed_, tokens, qkv_.begin(), qkv_.stride);
-  {
-    const Range range(Op::rotary, [&] { return row_cost(2.0 * tokens * w.qkv.out(), 1.5); });
-    for_rows(tokens, 4 * w.qkv.out(), [&](int token) { position_heads(step, layer, token); });
-  }
-  attend(step, layer);
-  project(Op::o, w.o, attended_, tokens, sublayer_.begin(), sublayer_.stride);
-  add_residual(w.attn_post_norm, tokens);
 }
 
 void Decoder::activate(float* row) const {
@@ -183,41 +201,103 @@ void Decoder::activate(float* row) const {
     (silu ? kernels_.silu : kernels_.gelu)(row, n);
 }
 
-void Decoder::mlp_layer(int layer, int tokens) {
+// From a layer's attention on, for the first rows of the work space.
+void Decoder::finish_layer(int layer, int rows) {
   const LayerWeights& w = weights_.layers[layer];
-  normalize(w.mlp_norm, tokens, normed_);
-  project(Op::gate_up, w.gate_up, normed_, tokens, inner_.begin(), inner_.stride);
+  w.o.quantize(shared_pool(), attended_.begin(), attended_.stride, rows, quantized_);
+  project(Op::o, w.o, attended_, rows, sublayer_.begin(), sublayer_.stride);
+  add_residual(w.attn_post_norm, rows, Entry{w.mlp_norm, w.gate_up});
+  project(Op::gate_up, w.gate_up, normed_, rows, inner_.begin(), inner_.stride);
   {
-    const double floats = double(tokens) * (w.gate_up.out() + config_.intermediate_size);
+    const double floats = double(rows) * (w.gate_up.out() + config_.intermediate_size);
     const Range range(Op::activation, [&] { return row_cost(floats, 6); });
-    for_rows(tokens, 4 * config_.intermediate_size,
-             [&](int token) { activate(inner_.row(token)); });
+    for_rows(rows, 4 * config_.intermediate_size, [&](int row, int) {
+      activate(inner_.row(row));
+      if (w.down.takes_blocks())
+        kernels_.quantize_row(inner_.row(row), w.down.blocks(),
+                              quantized_.row(row, w.down.blocks()));
+    });
   }
-  project(Op::down, w.down, inner_, tokens, sublayer_.begin(), sublayer_.stride);
-  add_residual(w.mlp_post_norm, tokens);
+  project(Op::down, w.down, inner_, rows, sublayer_.begin(), sublayer_.stride);
+  if (layer + 1 == config_.num_layers) return add_residual(w.mlp_post_norm, rows, std::nullopt);
+  const LayerWeights& next = weights_.layers[layer + 1];
+  add_residual(w.mlp_post_norm, rows, Entry{next.attn_norm, next.qkv});
 }
 
-void Decoder::head(const StepInput& step, float* logits, float* hidden) {
-  const int size = config_.hidden_size, rows = static_cast<int>(step.logit_rows.size());
+void Decoder::run_layer(const StepInput& step, int layer) {
+  const Projection& qkv = weights_.layers[layer].qkv;
+  const int tokens = step.tokens();
+  project(Op::qkv, qkv, normed_, tokens, qkv_.begin(), qkv_.stride);
   {
-    const Range range(Op::norm, [&] {
-      return row_cost(2.0 * (rows + double(step.hidden_rows.size())) * size, 2);
+    const Range range(Op::rotary, [&] { return row_cost(2.0 * tokens * qkv.out(), 1.5); });
+    for_rows(tokens, 4 * qkv.out(), [&](int token, int) {
+      position_queries(layer, token, angles_of(layer, token, tokens));
+      position_keys(step, layer, token);
     });
-    for_rows(static_cast<int>(step.hidden_rows.size()), 2 * size, [&](int i) {
-      normalize_row(weights_.final_norm, residual_.row(step.hidden_rows[i]),
+  }
+  attend(step, layer);
+  finish_layer(layer, tokens);
+}
+
+// Tokens that nobody wants an output of are through when their keys and values are written. The
+// others move up to the first rows.
+void Decoder::run_last_layer(const StepInput& step) {
+  const int layer = config_.num_layers - 1, tokens = step.tokens();
+  if (wanted_.all()) return run_layer(step, layer);
+  const LayerWeights& w = weights_.layers[layer];
+  const int q = config_.q_size(), kv = 2 * config_.kv_size(), hidden = config_.hidden_size;
+  project(Op::qkv, w.qkv, normed_, tokens, qkv_.begin(), qkv_.stride, q, w.qkv.out());
+  {
+    const Range range(Op::rotary, [&] { return row_cost(2.0 * tokens * kv, 1.5); });
+    for_rows(tokens, 4 * kv, [&](int token, int) { position_keys(step, layer, token); });
+  }
+  const auto wanted = wanted_.tokens();
+  const int rows = static_cast<int>(wanted.size());
+  if (rows == 0) return;
+  {
+    const Range range(Op::norm, [&] { return row_cost(3.0 * rows * hidden, 2); });
+    for (int i = 0; i < rows; ++i)  // no row is overwritten before it has been read
+      if (wanted[i] != i) std::copy_n(residual_.row(wanted[i]), hidden, residual_.row(i));
+    for_rows(rows, 4 * hidden,
+             [&](int row, int thread) { enter_row({w.attn_norm, w.qkv}, row, row, thread); });
+  }
+  project(Op::qkv, w.qkv, normed_, rows, qkv_.begin(), qkv_.stride, 0, q);
+  {
+    const Range range(Op::rotary, [&] { return row_cost(2.0 * rows * q, 1.5); });
+    for_rows(rows, 4 * q, [&](int row, int) {
+      position_queries(layer, row, angles_of(layer, wanted[row], tokens));
+    });
+  }
+  const StepInput wanted_step = wanted_.step();
+  plan_attention(wanted_step);
+  attend(wanted_step, layer);
+  finish_layer(layer, rows);
+}
+
+void Decoder::head(float* logits, float* hidden) {
+  const int size = config_.hidden_size;
+  const auto logits_at = wanted_.logits_at(), hidden_at = wanted_.hidden_at();
+  const int rows = static_cast<int>(logits_at.size());
+  {
+    const Range range(Op::norm,
+                      [&] { return row_cost(2.0 * (rows + double(hidden_at.size())) * size, 2); });
+    for_rows(static_cast<int>(hidden_at.size()), 2 * size, [&](int i, int) {
+      normalize_row(weights_.final_norm, residual_.row(hidden_at[i]),
                     hidden + std::ptrdiff_t{i} * size);
     });
-    for_rows(rows, 2 * size, [&](int i) {
-      normalize_row(weights_.final_norm, residual_.row(step.logit_rows[i]), normed_.row(i));
+    for_rows(rows, 4 * size, [&](int i, int thread) {
+      enter_row({weights_.final_norm, weights_.head()}, logits_at[i], i, thread);
     });
   }
   project(Op::lm_head, weights_.head(), normed_, rows, logits, config_.vocab_size);
 }
 
+// Of rows whose 8 bits, where the weight takes them, are in quantized_ already.
 void Decoder::project(Op op, const Projection& weight, const Matrix& from, int rows, float* to,
-                      std::ptrdiff_t ldt) {
-  const Range range(op, [&] { return weight.cost(rows); });
-  weight.apply(shared_pool(), from.begin(), from.stride, rows, to, ldt, quantized_);
+                      std::ptrdiff_t ldt, int begin, int end) {
+  const Range range(op, [&] { return weight.cost(rows, begin, end); });
+  const ProjectionInput input = {from.begin(), from.stride, quantized_.begin()};
+  weight.apply(shared_pool(), input, rows, to, ldt, begin, end);
 }
 
 profile::Cost Decoder::row_cost(double floats, double operations_each) {
@@ -241,71 +321,28 @@ profile::Cost Decoder::attention_cost(const StepInput& step, int layer) const {
           .float_operations = 4 * pairs * width};
 }
 
+std::shared_ptr<Buffer> Decoder::logits_room(int rows) {
+  // Whole powers of two, so that a batch that grows row by row finds room most of the time.
+  const std::size_t room = std::bit_ceil(static_cast<std::size_t>(std::max(rows, 1)));
+  const std::size_t bytes = room * config_.vocab_size * sizeof(float);
+  if (logits_ == nullptr || logits_.use_count() > 1 || logits_->bytes() < bytes) {
+    logits_.reset();
+    logits_ = std::make_shared<Buffer>(bytes);
+  }
+  return logits_;
+}
+
 void Decoder::forward(const StepInput& step, float* logits, float* hidden) {
   const Range range(Op::forward);
   validate(step);
-  const int tokens = static_cast<int>(step.input_ids.size());
-  reserve(tokens);
-  attention_.plan(cache_.layout(), shared_pool().size(), step.cu_seqlens, step.context_lens,
-                  step.block_table.data(), step.table_width);
+  reserve(step.tokens());
+  wanted_.plan(step);
+  plan_attention(step);
   compute_angles(step);
   embed(step);
-  for (int layer = 0; layer < config_.num_layers; ++layer) {
-    attention_layer(step, layer);
-    mlp_layer(layer, tokens);
-  }
-  head(step, logits, hidden);
-}
-
-namespace {
-
-void check_range(std::span<const std::int32_t> values, std::int64_t end, const char* name) {
-  for (std::size_t i = 0; i < values.size(); ++i)
-    if (values[i] < 0 || values[i] >= end)
-      throw std::invalid_argument(std::string(name) + "[" + std::to_string(i) +
-                                  "] = " + std::to_string(values[i]) + " is outside [0, " +
-                                  std::to_string(end) + ")");
-}
-
-}  // namespace
-
-void Decoder::validate(const StepInput& step) const {
-  if (!sealed_) throw std::logic_error("forward before seal()");
-  if (cache_.num_blocks() == 0) throw std::logic_error("forward before allocate_kv()");
-  const std::size_t tokens = step.input_ids.size();
-  if (step.positions.size() != tokens || step.slots.size() != tokens)
-    throw std::invalid_argument("input_ids, positions and slot_mapping differ in length");
-  const std::int64_t slots = std::int64_t{cache_.num_blocks()} * cache_.block_size();
-  check_range(step.input_ids, config_.vocab_size, "input_ids");
-  check_range(step.positions, config_.learned_positions ? config_.context_length : INT32_MAX,
-              "positions");
-  check_range(step.slots, slots, "slot_mapping");
-  check_range(step.logit_rows, tokens, "logit_rows");
-  check_range(step.hidden_rows, tokens, "hidden_rows");
-  // More rows than tokens would not fit the work space.
-  if (step.logit_rows.size() > tokens) throw std::invalid_argument("more logit_rows than tokens");
-  validate_sequences(step);
-}
-
-void Decoder::validate_sequences(const StepInput& step) const {
-  if (step.cu_seqlens.empty() || step.cu_seqlens.front() != 0 ||
-      step.cu_seqlens.back() != static_cast<std::int32_t>(step.input_ids.size()))
-    throw std::invalid_argument("cu_seqlens must run from 0 to the number of tokens");
-  const std::size_t sequences = step.cu_seqlens.size() - 1;
-  if (step.context_lens.size() != sequences ||
-      step.block_table.size() != sequences * step.table_width)
-    throw std::invalid_argument("context_lens or block_table does not match cu_seqlens");
-  for (std::size_t s = 0; s < sequences; ++s) {
-    const std::int64_t tokens = std::int64_t{step.cu_seqlens[s + 1]} - step.cu_seqlens[s];
-    const std::int64_t length = step.context_lens[s];
-    const std::int64_t blocks = (length + cache_.block_size() - 1) / cache_.block_size();
-    if (tokens < 0 || tokens > length || blocks > step.table_width)
-      throw std::invalid_argument(
-          "sequence " + std::to_string(s) + " has " + std::to_string(tokens) + " tokens, context " +
-          std::to_string(length) + " and a block table of " + std::to_string(step.table_width));
-    check_range(step.block_table.subspan(s * step.table_width, blocks), cache_.num_blocks(),
-                "block_table");
-  }
+  for (int layer = 0; layer + 1 < config_.num_layers; ++layer) run_layer(step, layer);
+  run_last_layer(step);
+  head(logits, hidden);
 }
 
 }  // namespace pyserve

@@ -1,6 +1,8 @@
 // The forward pass of a decoder-only transformer over one packed step.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -8,23 +10,12 @@
 #include "model/config.h"
 #include "model/kv_cache.h"
 #include "model/paged_attention.h"
+#include "model/step_input.h"
+#include "model/wanted_tokens.h"
 #include "model/weights.h"
 #include "profile/range.h"
 
 namespace pyserve {
-
-// Flat inputs of one step: T new tokens of S sequences; all indices int32.
-struct StepInput {
-  std::span<const std::int32_t> input_ids;     // [T]
-  std::span<const std::int32_t> positions;     // [T]
-  std::span<const std::int32_t> cu_seqlens;    // [S + 1]
-  std::span<const std::int32_t> context_lens;  // [S] KV length after the step
-  std::span<const std::int32_t> slots;         // [T] block * block_size + offset
-  std::span<const std::int32_t> block_table;   // [S, table_width]
-  int table_width = 0;
-  std::span<const std::int32_t> logit_rows;   // [R] into T
-  std::span<const std::int32_t> hidden_rows;  // [E] into T
-};
 
 // Owns weights, KV storage and work space. Not for two threads at once.
 class Decoder {
@@ -42,6 +33,10 @@ class Decoder {
   // Throws std::invalid_argument, with nothing written, where an index is out of range.
   void forward(const StepInput& step, float* logits, float* hidden);
 
+  // Room for the logits of so many rows, contents unspecified: the same memory as last time if
+  // nobody else holds it any more.
+  std::shared_ptr<Buffer> logits_room(int rows);
+
   const DecoderConfig& config() const { return config_; }
   std::string_view isa() const { return kernels_.name; }
   std::size_t weight_bytes() const { return weights_.bytes(); }
@@ -55,22 +50,34 @@ class Decoder {
     float* begin() const { return data.as<float>(); }
   };
 
+  // How a sublayer begins: the norm, and the projection that its result goes through.
+  struct Entry {
+    const NormWeight& norm;
+    const Projection& projection;
+  };
+
   void validate(const StepInput& step) const;
   void validate_sequences(const StepInput& step) const;
   void reserve(int tokens);
+  void plan_attention(const StepInput& step);
   void compute_angles(const StepInput& step);
   void embed(const StepInput& step);
-  void attention_layer(const StepInput& step, int layer);
-  void position_heads(const StepInput& step, int layer, int token);
+  void run_layer(const StepInput& step, int layer);
+  void run_last_layer(const StepInput& step);
+  void finish_layer(int layer, int rows);
+  void position_keys(const StepInput& step, int layer, int token);
+  void position_queries(int layer, int row, const float* angles);
+  void position_head(float* head, const std::vector<float>& norm, const float* angles,
+                     float scale) const;
+  const float* angles_of(int layer, int token, int tokens) const;
   void attend(const StepInput& step, int layer);
-  void mlp_layer(int layer, int tokens);
   void activate(float* row) const;
-  void add_residual(const NormWeight& post_norm, int tokens);
-  void normalize(const NormWeight& norm, int tokens, const Matrix& to);
+  void add_residual(const NormWeight& post_norm, int rows, const std::optional<Entry>& next);
+  void enter_row(const Entry& entry, int from, int to, int thread);
   void normalize_row(const NormWeight& norm, const float* from, float* to) const;
-  void head(const StepInput& step, float* logits, float* hidden);
+  void head(float* logits, float* hidden);
   void project(profile::Op op, const Projection& weight, const Matrix& from, int rows, float* to,
-               std::ptrdiff_t ldt);
+               std::ptrdiff_t ldt, int begin = 0, int end = INT_MAX);
   profile::Cost attention_cost(const StepInput& step, int layer) const;
   // Of an op that passes over the rows of activations once.
   static profile::Cost row_cost(double floats, double operations_each);
@@ -92,8 +99,12 @@ class Decoder {
   Matrix inner_;     // [T, gate + up]
   Matrix sublayer_;  // [T, hidden]: output of a sublayer
   Matrix angles_;    // [ropes * T, 2 * head_dim / 2]: cosines, then sines
+  int row_work_threads_ = 0;
+  Matrix row_work_;  // [threads, hidden]
   PagedAttention attention_;
   QuantizedRows quantized_;  // input of a projection with quantised weights
+  WantedTokens wanted_;
+  std::shared_ptr<Buffer> logits_;
 };
 
 }  // namespace pyserve

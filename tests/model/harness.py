@@ -300,6 +300,14 @@ class Runner:
     def step(self, work: Iterable[tuple[Row, int]]) -> list[Tensor]:
         """Advances each row by that many tokens; the logits of all of them, ``[take, vocab]`` a row."""
         work = list(work)
+        logits, hidden = self.forward(work, range(sum(take for _, take in work)), [])
+        assert hidden.shape[0] == 0
+        return list(logits.split([take for _, take in work]))
+
+    def forward(
+        self, work: list[tuple[Row, int]], logit_rows: Iterable[int], hidden_rows: Iterable[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The same; logits and hidden states of the flat tokens that are asked for."""
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -317,13 +325,11 @@ class Runner:
             cu.append(len(ids))
         width = max(len(row.blocks) for row, _ in work)
         table = [row.blocks + [-1] * (width - len(row.blocks)) for row, _ in work]
-        logits, hidden = self.decoder.forward(
+        return self.decoder.forward(
             *map(_int32, (ids, positions, cu, [row.computed for row, _ in work], slots, table)),
-            _int32(range(len(ids))),
-            _int32([]),
+            _int32(logit_rows),
+            _int32(hidden_rows),
         )
-        assert hidden.shape[0] == 0
-        return list(logits.split([take for _, take in work]))
 
     def run(self, row: Row, chunks: Iterable[int]) -> Tensor:
         """Logits of the row alone, cut into ``chunks`` and the rest; ``[length, vocab]``."""

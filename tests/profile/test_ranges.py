@@ -63,7 +63,9 @@ def test_layers_repeat_their_ops(opened: list[tuple[str, str]]) -> None:
     paths = [path for _, path in opened]
     forwards = paths.count("step/forward")
     assert forwards >= 4
-    assert paths.count("step/forward/attention") == 30 * forwards
+    # A chunk that ends before its prompt does asks nothing of the last layer but keys and values.
+    assert paths.count("step/forward/qkv") >= 30 * forwards
+    assert 29 * forwards < paths.count("step/forward/attention") <= 30 * forwards
     assert paths.count("step/forward/lm_head") == forwards
 
 
@@ -85,9 +87,10 @@ def test_costs_are_those_of_the_shape() -> None:
     times = _C.profile_stop()
     tokens = 40 + 2  # the last token of the output is not computed
     down = times["down"]
-    assert down.int_operations + down.float_operations == 2 * tokens * 576 * 1536 * 30
-    pairs = tokens * (tokens + 1) / 2
-    assert times["attention"].float_operations == 4 * pairs * 576 * 30
+    # In the last layer, tokens whose logits nobody wants stop at their keys and values.
+    assert down.int_operations + down.float_operations == 2 * (29 * tokens + 3) * 576 * 1536
+    pairs = 29 * tokens * (tokens + 1) / 2 + sum(range(40, 43))
+    assert times["attention"].float_operations == 4 * pairs * 576
     assert times["norm"].memory_bytes == 0
 
 
