@@ -25,12 +25,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When requests go: at most ``concurrency`` at once (None: no bound), arriving at ``rate`` a second."""
+    """When requests go: at most ``concurrency`` at once (None: no bound), arriving at ``rate`` a second.
+
+    After ``limit_s`` whatever still runs is given up, with an error of its own.
+    """
 
     concurrency: int | None = None
     rate: float = float("inf")
     burstiness: float = 1.0
     seed: int = 0
+    limit_s: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,12 @@ async def drive(
 ) -> LoadResult:
     """Send all ``work`` and wait for every answer; ``on_done`` is called as each one ends."""
     outcomes = [Outcome(prompt_tokens=len(item.prompt)) for item in work]
-    limiter = trio.CapacityLimiter(pace.concurrency or max(1, len(work)))
     start_s, cpu_s, machine = trio.current_time(), time.process_time(), _machine_ticks()
-    arrivals = arrival_times(len(work), pace.rate, pace.burstiness, pace.seed)
-    async with trio.open_nursery() as nursery:
-        for item, outcome, arrival_s in zip(work, outcomes, arrivals, strict=True):
-            await trio.sleep_until(start_s + arrival_s)
-            nursery.start_soon(_one, target, item, outcome, limiter, on_done)
+    with trio.move_on_after(pace.limit_s):
+        await _send_all(target, work, outcomes, pace, on_done)
+    for outcome in outcomes:
+        if not outcome.ended:
+            outcome.error = f"given up {pace.limit_s:g} s after the start"
     duration_s = trio.current_time() - start_s
     return LoadResult(
         outcomes,
@@ -62,6 +65,22 @@ async def drive(
         (time.process_time() - cpu_s) / duration_s,
         _busy_share(machine, _machine_ticks()),
     )
+
+
+async def _send_all(
+    target: Target,
+    work: Sequence[Work],
+    outcomes: Sequence[Outcome],
+    pace: Pace,
+    on_done: Callable[[Outcome], None],
+) -> None:
+    limiter = trio.CapacityLimiter(pace.concurrency or max(1, len(work)))
+    start_s = trio.current_time()
+    arrivals = arrival_times(len(work), pace.rate, pace.burstiness, pace.seed)
+    async with trio.open_nursery() as nursery:
+        for item, outcome, arrival_s in zip(work, outcomes, arrivals, strict=True):
+            await trio.sleep_until(start_s + arrival_s)
+            nursery.start_soon(_one, target, item, outcome, limiter, on_done)
 
 
 async def _one(
@@ -83,6 +102,7 @@ async def _one(
             "stream_options": {"include_usage": True},
         }
         await measure(target.url, body, target.headers, outcome)
+    outcome.ended = True
     on_done(outcome)
 
 

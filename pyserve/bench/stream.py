@@ -34,6 +34,7 @@ class Outcome:
     status: int = 0
     code: str = ""
     error: str = ""
+    ended: bool = False
     server: dict[str, Any] = field(default_factory=dict)
 
     @property
