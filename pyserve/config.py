@@ -78,8 +78,8 @@ class Settings:
     dtype: str = _model(
         one_of("auto", "float32", "bfloat16"),
         "auto",
-        "Compute type of all weights. auto: quantised ones stay so; others become bfloat16 where the"
-        " processor has it, else float32.",
+        "Compute type of all weights. auto: quantised ones stay so; others become bfloat16 where they"
+        " are stored so or the processor has it, else float32.",
     )
     kv_dtype: str = _model(
         one_of("auto", "float32", "bfloat16", "int8"),

@@ -96,7 +96,7 @@ def inspect(model: str | None) -> None:
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
-    native = default_dtype()
+    native = default_dtype(checkpoint.quantization)
     for label, dtype, keep in (
         ("as served", native, KEPT_QUANTIZED),
         ("--quantize int8", native, QUANTIZE["int8"]),

@@ -65,7 +65,8 @@ def test_info_says_what_is_loaded(source: Source) -> None:
     assert info.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4
     backend.allocate(10, 16)
     assert backend.kv_bytes == 160 * info.kv_bytes_per_token
-    assert default_dtype() in ("float32", "bfloat16")
+    assert default_dtype("F32") in ("float32", "bfloat16")
+    assert default_dtype("BF16") == "bfloat16"  # loses nothing, whatever the processor has
 
 
 @pytest.mark.parametrize(
