@@ -51,7 +51,7 @@ async def drive(
     target: Target, work: Sequence[Work], pace: Pace, on_done: Callable[[Outcome], None]
 ) -> LoadResult:
     """Send all ``work`` and wait for every answer; ``on_done`` is called as each one ends."""
-    outcomes = [Outcome(prompt_tokens=len(item.prompt)) for item in work]
+    outcomes = [Outcome(prompt_tokens=len(item.prompt), group=item.group) for item in work]
     start_s, cpu_s, machine = trio.current_time(), time.process_time(), _machine_ticks()
     with trio.move_on_after(pace.limit_s):
         await _send_all(target, work, outcomes, pace, on_done)
@@ -100,8 +100,14 @@ async def _one(
             "max_tokens": item.output_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **item.fields,
         }
-        await measure(target.url, body, target.headers, outcome)
+        headers = dict(target.headers)
+        if item.api_key is not None:
+            headers["Authorization"] = f"Bearer {item.api_key}"
+        await measure(
+            target.url, body, headers, outcome, leave_after=item.leave_after, stall_s=item.stall_s
+        )
     outcome.ended = True
     on_done(outcome)
 

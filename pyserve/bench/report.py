@@ -15,6 +15,7 @@ import numpy as np
 
 from pyserve.bench.load import LoadResult, Pace
 from pyserve.bench.stream import Outcome
+from pyserve.bench.workloads import POISON
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -32,9 +33,16 @@ class Description:
 
 
 def fate(outcome: Outcome) -> str:
-    """``completed``, ``rejected``, ``expired``, ``cancelled`` or ``failed``."""
+    """``completed``, ``left``, ``rejected``, ``expired``, ``cancelled``, ``refused`` or ``failed``.
+
+    ``refused``: bad on purpose, and answered so.
+    """
+    if outcome.left:
+        return "left"
     if outcome.ok:
         return "completed"
+    if outcome.group == POISON and outcome.status in (400, 422):
+        return "refused"
     if outcome.status in (429, 503):
         return "rejected"
     if outcome.status == 504 or outcome.code == "deadline_exceeded":
@@ -86,6 +94,9 @@ def report(
         "pyserve_rejected": fates["rejected"],
         "pyserve_expired": fates["expired"],
         "pyserve_cancelled": fates["cancelled"],
+        "pyserve_left": fates["left"],
+        "pyserve_refused": fates["refused"],
+        "pyserve_groups": _groups(result.outcomes),
         "pyserve_goodput_ratio": good / len(result.outcomes) if about.goodput_ms else None,
         "pyserve_max_itl_ms": 1e3 * max((gap for o in done for gap in o.itl_s), default=0.0),
         "pyserve_client_cpu_share": result.client_cpu_share,
@@ -96,6 +107,27 @@ def report(
 def _good(outcome: Outcome, limits_ms: Mapping[str, float]) -> bool:
     measured = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s, "e2el": outcome.latency_s}
     return all(1e3 * measured[name] <= limit for name, limit in limits_ms.items())
+
+
+def _groups(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+    """Of each group of the workload: its fates, its share of all output tokens, its median latencies."""
+    total = sum(outcome.output_tokens for outcome in outcomes if outcome.ok)
+    groups = {}
+    for name in sorted({outcome.group for outcome in outcomes} - {""}):
+        mine = [outcome for outcome in outcomes if outcome.group == name]
+        done = [outcome for outcome in mine if outcome.ok]
+        tokens = sum(outcome.output_tokens for outcome in done)
+        groups[name] = {
+            "offered": len(mine),
+            **Counter(map(fate, mine)),
+            "output_tokens": tokens,
+            "output_share": tokens / total if total else 0.0,
+            **{
+                f"median_{key}_ms": 1e3 * float(np.median(values_s)) if values_s else None
+                for key, values_s in _latencies(done).items()
+            },
+        }
+    return groups
 
 
 def _latencies(done: Sequence[Outcome]) -> dict[str, list[float]]:

@@ -21,6 +21,7 @@ class Outcome:
 
     ``ttft_s`` is first content - send, ``latency_s`` last content - send, ``itl_s`` the gaps between
     contents (vLLM's definitions). ``status`` is 0 where no answer came; ``error`` is empty for success.
+    ``left``: the client closed on purpose. ``group``: the work's.
     """
 
     prompt_tokens: int
@@ -35,12 +36,14 @@ class Outcome:
     code: str = ""
     error: str = ""
     ended: bool = False
+    left: bool = False
+    group: str = ""
     server: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """Whether a whole answer came."""
-        return not self.error
+        return not self.error and not self.left
 
     @property
     def tpot_s(self) -> float:
@@ -53,9 +56,18 @@ class Outcome:
 
 
 async def measure(
-    url: str, body: Mapping[str, object], headers: Mapping[str, str], outcome: Outcome
+    url: str,
+    body: Mapping[str, object],
+    headers: Mapping[str, str],
+    outcome: Outcome,
+    *,
+    leave_after: int | None = None,
+    stall_s: float = 0.0,
 ) -> None:
-    """POST ``body`` (with ``stream`` set) to ``url`` and fill ``outcome``; never raises for a bad answer."""
+    """POST ``body`` (with ``stream`` set) to ``url`` and fill ``outcome``; never raises for a bad answer.
+
+    After ``leave_after`` pieces of content nothing is read for ``stall_s``, and the connection closed.
+    """
     outcome.start_s = last = trio.current_time()
     finished = False
     try:
@@ -66,6 +78,14 @@ async def measure(
                     continue
                 last = _take(outcome, msgspec.json.decode(data), last)
                 if outcome.error:
+                    return
+                if (
+                    leave_after is not None
+                    and outcome.ttft_s
+                    and len(outcome.itl_s) + 1 >= leave_after
+                ):
+                    await trio.sleep(stall_s)
+                    outcome.left = True
                     return
         if not outcome.error and not finished:
             outcome.error = "the answer ended before [DONE]"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request: prompt token ids, and how many tokens to generate."""
+    """One request: prompt token ids, and how many tokens to generate.
+
+    ``group`` is reported apart; ``api_key`` replaces the run's; ``fields`` are more of the body. After
+    ``leave_after`` pieces of content (None: never) the client reads nothing for ``stall_s`` and closes.
+    """
 
     prompt: tuple[int, ...]
     output_tokens: int
+    group: str = ""
+    api_key: str | None = None
+    fields: Mapping[str, object] = field(default_factory=dict)
+    leave_after: int | None = None
+    stall_s: float = 0.0
 
 
 def english() -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,30 +15,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from pyserve.bench.compare import comparison, load_results, pace_of, plot
 from pyserve.bench.load import LoadResult, Pace, Target, drive
 from pyserve.bench.report import PERCENTILES, Description, report
 from pyserve.bench.stream import Outcome
-from pyserve.bench.workload import Span, Work, english, random_work
+from pyserve.bench.workload import Work, english
+from pyserve.bench.workloads import Tokenize
 from pyserve.cli.bench_step import step
+from pyserve.cli.bench_workload import NumbersType, Workload, workload_options
 from pyserve.cli.client import Client
 from pyserve.cli.options import client_options
 
 TOKENIZE_CHARACTERS = 65536
-
-
-class SpanType(click.ParamType[Span]):
-    """``N`` or ``LOW:HIGH``."""
-
-    name = "N|LOW:HIGH"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Span:
-        """Parse, or fail with the usage."""
-        if isinstance(value, Span):
-            return value
-        try:
-            return Span.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+SEED_STEP = 1_000_003  # between the runs of one command
+_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group()
@@ -50,17 +41,24 @@ bench.add_command(step)
 
 @bench.command()
 @client_options
+@workload_options
 @click.option("--num-prompts", type=click.IntRange(1), default=48, show_default=True)
 @click.option(
-    "--max-concurrency", type=click.IntRange(1), default=16, show_default=True,
-    help="Requests at once (closed loop); with --request-rate the bound of an open one.",
-)  # fmt: skip
-@click.option("--request-rate", type=float, default=float("inf"), help="Requests a second. [inf]")
-@click.option(
-    "--burstiness", type=click.FloatRange(0, min_open=True), default=1.0, help="1: Poisson."
+    "--max-concurrency",
+    type=NumbersType(whole=True),
+    default="16",
+    show_default=True,
+    help="Requests at once (closed loop); with --request-rate the bound of an open one. Several: a run each.",
 )
-@click.option("--input-len", type=SpanType(), default="16:512", show_default=True, help="Tokens.")
-@click.option("--output-len", type=SpanType(), default="16:256", show_default=True, help="Tokens.")
+@click.option(
+    "--request-rate", type=NumbersType(whole=False), default="inf", help="Requests a second. [inf]"
+)
+@click.option(
+    "--burstiness",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    help="Of arrivals: 1 is Poisson, less comes in bursts (gamma).",
+)
 @click.option("--num-warmups", type=click.IntRange(0), default=1, show_default=True)
 @click.option(
     "--seed", default=0, show_default=True, help="A seed used twice meets a warm prefix cache."
@@ -72,17 +70,28 @@ bench.add_command(step)
 @click.option("--goodput", multiple=True, metavar="NAME:MS", help="Limit on ttft, tpot or e2el.")
 @click.option("--label", help="Kept in the result.")
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Kept in the result.")
-@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON.")
+@click.option("--save", type=_OUTPUT, help="Write JSON: one result, or a list of several runs'.")
 @click.option("--save-detailed", is_flag=True, help="With a line of figures for each request.")
+@click.option(
+    "--plot",
+    "picture",
+    type=_OUTPUT,
+    help="Write a PNG: throughput and latency against concurrency, or rate.",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="A.json B.json",
+    help="Run nothing: two saved results side by side (and --plot of both).",
+)
 def serve(
     url: str,
     api_key: str | None,
     num_prompts: int,
-    max_concurrency: int,
-    request_rate: float,
+    max_concurrency: tuple[int, ...],
+    request_rate: tuple[float, ...],
     burstiness: float,
-    input_len: Span,
-    output_len: Span,
     num_warmups: int,
     seed: int,
     model: str | None,
@@ -92,6 +101,9 @@ def serve(
     metadata: tuple[str, ...],
     save: Path | None,
     save_detailed: bool,
+    picture: Path | None,
+    compare: tuple[Path, Path] | None,
+    **workload: Any,
 ) -> None:
     """Stream completions from a server and report in the terms of "vllm bench serve".
 
@@ -99,33 +111,77 @@ def serve(
     forced with ignore_eos.
     """
     console = Console()
-    with Client(url, api_key) as client:
+    if compare:
+        _compare(console, compare, picture)
+        return
+    limits, kind = _limits(goodput), Workload(**workload)
+    kind.check()
+    about = {key: value for key, _, value in (item.partition("=") for item in metadata)}
+    with Client(url, api_key or _first_key(kind)) as client:
         model = model or str(client.model()["id"])
-        tokens = _local_tokens(tokenizer) if tokenizer else _server_tokens(client, model)
-    work = random_work(tokens, num_warmups + num_prompts, input_len, output_len, seed)
-    target = Target(
-        url.rstrip("/") + "/v1/completions",
-        model,
-        {"Authorization": f"Bearer {api_key}"} if api_key else {},
-        {"temperature": 0.0, "ignore_eos": True},
-    )
-    pace = Pace(max_concurrency, request_rate, burstiness, seed)
-    result = _run(console, target, work[:num_warmups], work[num_warmups:], pace)
-    about = Description(
-        datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
-        model,
-        tokenizer or model,
-        label,
-        dict(item.split("=", 1) for item in metadata),
-        _limits(goodput),
-    )
-    figures = report(result, pace, about, detailed=save_detailed)
-    console.print(_table(figures))
-    _show_errors(console, result)
+        tokenize = _tokenize_with(client, model, tokenizer)
+        tokens = _in_pieces(tokenize, english())
+        runs = []
+        for pace in _paces(max_concurrency, request_rate, burstiness, seed):
+            work = kind.make(tokens, tokenize, num_warmups + num_prompts, pace.seed)
+            target = Target(
+                url.rstrip("/") + "/v1/completions",
+                model,
+                {"Authorization": f"Bearer {api_key}"} if api_key else {},
+                {"temperature": 0.0, "ignore_eos": True},
+            )
+            result = _run(console, target, work[:num_warmups], work[num_warmups:], pace)
+            date = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+            described = Description(date, model, tokenizer or model, label, about, limits)
+            runs.append(
+                report(result, pace, described, detailed=save_detailed)
+                | {
+                    "pyserve_workload": kind.workload,
+                    "pyserve_blocks_owned_after": client.blocks_owned(),
+                }
+            )
+            console.print(_table(runs[-1]))
+            if runs[-1]["pyserve_groups"]:
+                console.print(_group_table(runs[-1]["pyserve_groups"]))
+            _show_errors(console, result)
     if save is not None:
-        save.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not figures["completed"]:
+        save.write_text(
+            json.dumps(runs[0] if len(runs) == 1 else runs, indent=1) + "\n", encoding="utf-8"
+        )
+    if picture is not None:
+        plot({label or model: runs}, picture)
+    if not all(run["completed"] for run in runs):
         raise SystemExit(1)
+
+
+def _paces(
+    concurrencies: tuple[int, ...], rates: tuple[float, ...], burstiness: float, seed: int
+) -> Iterator[Pace]:
+    """One for each concurrency or each rate, with prompts of its own."""
+    if len(concurrencies) > 1 and len(rates) > 1:
+        raise click.UsageError("several values of --max-concurrency or of --request-rate, not both")
+    pairs = itertools.product(concurrencies, rates)
+    for number, (concurrency, rate) in enumerate(pairs):
+        yield Pace(concurrency, rate, burstiness, seed + SEED_STEP * number)
+
+
+def _compare(console: Console, paths: tuple[Path, Path], picture: Path | None) -> None:
+    try:
+        runs = [load_results(path) for path in paths]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--compare") from error
+    names = [path.stem for path in paths]
+    if names[0] == names[1]:
+        names = [str(path) for path in paths]
+    pairs = [(a, b) for a in runs[0] for b in runs[1] if pace_of(a) == pace_of(b)]
+    if not pairs and len(runs[0]) == len(runs[1]) == 1:
+        pairs = [(runs[0][0], runs[1][0])]
+    if not pairs:
+        raise click.BadParameter("no two runs at the same pace", param_hint="--compare")
+    for a, b in pairs:
+        console.print(comparison(names[0], a, names[1], b))
+    if picture is not None:
+        plot(dict(zip(names, runs, strict=True)), picture)
 
 
 def _run(
@@ -140,19 +196,26 @@ def _run(
         return trio.run(run, lambda _: progress.advance(task))
 
 
-def _server_tokens(client: Client, model: str) -> list[int]:
-    text = english()
+def _tokenize_with(client: Client, model: str, checkpoint: str | None) -> Tokenize:
+    """By the checkpoint's tokenizer where one is named, else by the server's."""
+    if checkpoint is None:
+        return lambda text: client.tokenize(model, text)
+    from pyserve.models.load import open_checkpoint
+
+    tokenizer = open_checkpoint(checkpoint).tokenizer
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+
+def _in_pieces(tokenize: Tokenize, text: str) -> list[int]:
     tokens: list[int] = []
     for start in range(0, len(text), TOKENIZE_CHARACTERS):
-        piece = text[start : start + TOKENIZE_CHARACTERS]
-        tokens += client.tokenize(model, piece)
+        tokens += tokenize(text[start : start + TOKENIZE_CHARACTERS])
     return tokens
 
 
-def _local_tokens(checkpoint: str) -> list[int]:
-    from pyserve.models.load import open_checkpoint
-
-    return open_checkpoint(checkpoint).tokenizer.encode(english(), add_special_tokens=False)
+def _first_key(kind: Workload) -> str | None:
+    """A tenant's key, where the server asks for one."""
+    return kind.tenant[0].rpartition(":")[0] if kind.tenant else None
 
 
 def _limits(goodput: tuple[str, ...]) -> dict[str, float]:
@@ -185,11 +248,28 @@ def _table(figures: dict[str, Any]) -> Table:
         ("client CPU", f"{figures['pyserve_client_cpu_share']:.0%}"),
     ):
         table.add_row(text, value)
-    for fate in ("rejected", "expired", "cancelled"):
+    for fate in ("rejected", "expired", "cancelled", "left", "refused"):
         if figures[f"pyserve_{fate}"]:
             table.add_row(fate, str(figures[f"pyserve_{fate}"]))
     if figures["failed"]:
         table.add_row("failed", str(figures["failed"]))
+    if figures["pyserve_blocks_owned_after"] is not None:
+        table.add_row("KV blocks owned after", str(figures["pyserve_blocks_owned_after"]))
+    return table
+
+
+def _group_table(groups: dict[str, dict[str, Any]]) -> Table:
+    table = Table(box=None)
+    for heading in ("group", "offered", "completed", "other", "output share", "ttft ms", "tpot ms"):
+        table.add_column(heading, justify="left" if heading in ("group", "other") else "right")
+    for name, group in groups.items():
+        fates = ("left", "refused", "rejected", "expired", "cancelled", "failed")
+        other = ", ".join(f"{group[fate]} {fate}" for fate in fates if group.get(fate))
+        medians = (group["median_ttft_ms"], group["median_tpot_ms"])
+        table.add_row(
+            name, str(group["offered"]), str(group.get("completed", 0)), other,
+            f"{group['output_share']:.3f}", *("-" if m is None else f"{m:.1f}" for m in medians),
+        )  # fmt: skip
     return table
 
 

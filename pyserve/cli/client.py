@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +49,22 @@ class Client:
             self._check(answer)
             tokens: list[int] = answer.json()["tokens"]
             return tokens
+
+    def blocks_owned(self, patience_s: float = 5.0) -> int | None:
+        """KV blocks that requests hold, by ``/metrics``; waits a little for 0. None: not told."""
+        end = time.monotonic() + patience_s
+        while True:
+            with self._guard():
+                answer = self._http.get("/metrics")
+            found = re.search(
+                r'^pyserve_kv_blocks\{[^}]*state="owned"[^}]*\} (\S+)$', answer.text, re.MULTILINE
+            )
+            if found is None:
+                return None
+            owned = int(float(found[1]))
+            if owned == 0 or time.monotonic() > end:
+                return owned
+            time.sleep(0.1)
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         """POST ``body`` with ``stream`` set and yield each event; raises :class:`ServerError`."""
