@@ -15,7 +15,7 @@ from pyserve.backends.native import NativeBackend
 from pyserve.config import Settings
 from pyserve.errors import ModelError
 from pyserve.memory import KvPlan, plan_kv
-from pyserve.models.hub import fetch_from_hub, parse_reference
+from pyserve.models.hub_reference import parse_reference
 from pyserve.models.load import open_checkpoint
 from pyserve.models.tokenizer import Tokenizer
 
@@ -124,6 +124,8 @@ def _directory(ref: str) -> Path:
     reference = parse_reference(ref)
     if reference is None:
         raise ModelError(f"{ref} is neither a directory nor a hub id")
+    from pyserve.models.hub import fetch_from_hub
+
     return fetch_from_hub(reference)
 
 

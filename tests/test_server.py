@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,3 +143,11 @@ async def test_address_in_use_is_an_os_error() -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(OSError), flatten_subgroups=True):
         await server.serve(loaded(), replace(SETTINGS, port=port), KeyRing(), lambda _: None)
     await listeners[0].aclose()
+
+
+def test_start_imports_no_hub_client() -> None:
+    program = "import sys, pyserve.server; print('huggingface_hub' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
@@ -20,6 +18,7 @@ from huggingface_hub.errors import (
 
 from pyserve.errors import ModelError
 from pyserve.models.architectures import find_huggingface
+from pyserve.models.hub_reference import HubReference
 from pyserve.models.safetensors_dir import INDEX, read_config
 
 ALLOWED = (
@@ -36,32 +35,6 @@ ALLOWED = (
     "chat_template.jinja",
 )
 """What a checkpoint needs; repositories hold a lot more (other frameworks' copies of the weights, logs)."""
-
-_REFERENCE = re.compile(
-    r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<file>[\w./-]+\.gguf))?(?:@(?P<revision>[\w./-]+))?"
-)
-
-
-@dataclass(frozen=True)
-class HubReference:
-    """ "owner/name", "owner/name@revision" or "owner/name/file.gguf"."""
-
-    repo: str
-    file: str | None = None
-    revision: str | None = None
-
-    def __str__(self) -> str:
-        return (
-            self.repo
-            + (f"/{self.file}" if self.file else "")
-            + (f"@{self.revision}" if self.revision else "")
-        )
-
-
-def parse_reference(text: str) -> HubReference | None:
-    """What ``text`` means as a hub id; None where it cannot be one."""
-    found = _REFERENCE.fullmatch(text)
-    return HubReference(found["repo"], found["file"], found["revision"]) if found else None
 
 
 def fetch_from_hub(reference: HubReference) -> Path:

@@ -8,7 +8,7 @@ from pyserve.errors import ModelError
 from pyserve.models.checkpoint import Checkpoint
 from pyserve.models.default import DEFAULT_MODEL, fetch_default
 from pyserve.models.gguf_checkpoint import open_gguf
-from pyserve.models.hub import fetch_from_hub, parse_reference
+from pyserve.models.hub_reference import parse_reference
 from pyserve.models.progress import ProgressReporter, rich_bar
 from pyserve.models.safetensors_dir import open_directory, refuse_pickle
 
@@ -32,6 +32,8 @@ def open_checkpoint(ref: str | None, *, progress: ProgressReporter = rich_bar) -
     reference = None if _is_path(ref) else parse_reference(ref)
     if reference is None:
         raise ModelError(f"{ref} does not exist")
+    from pyserve.models.hub import fetch_from_hub
+
     fetched = fetch_from_hub(reference)
     if fetched.is_file():
         return open_gguf(fetched)

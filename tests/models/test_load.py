@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from pyserve.errors import ModelError
 from pyserve.models import hub
-from pyserve.models.hub import ALLOWED, HubReference, parse_reference
+from pyserve.models.hub import ALLOWED
+from pyserve.models.hub_reference import HubReference, parse_reference
 from pyserve.models.load import open_checkpoint
 from tests.model.harness import random_model
 from tests.models.gguf_writing import write_model

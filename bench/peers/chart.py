@@ -1,0 +1,51 @@
+"""Bars of output tokens/s, side by side, from results of ``compare.py``.
+
+``python bench/peers/chart.py --out docs/peers.png bench/results/*-peers.json``: medians over all runs of a
+side in all files, one group of bars a load. Needs the ``bench`` extra.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+import click
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot
+
+TITLES = {"1x8": "1 client", "16x48": "16 clients", "64x128": "64 clients"}
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The PNG.")
+def main(results: tuple[Path, ...], out: Path) -> None:
+    """Draw RESULTS."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for path in results:
+        for record in json.loads(path.read_text(encoding="utf-8"))["records"]:
+            if record["load"] in TITLES and "output_throughput" in record:
+                key = (record["side"], record["load"])
+                found.setdefault(key, []).append(record["output_throughput"])
+    sides = sorted(
+        {side for side, _ in found}, key=lambda side: (not side.startswith("ours"), side)
+    )
+    figure, axes = pyplot.subplots(1, len(TITLES), figsize=(11, 3.2), layout="constrained")
+    for axis, (load, title) in zip(axes, TITLES.items(), strict=True):
+        shown = [side for side in sides if (side, load) in found]
+        values = [median(found[side, load]) for side in shown]
+        colours = ["C0" if side.startswith("ours") else "C7" for side in shown]
+        bars = axis.barh(shown, values, color=colours)
+        axis.bar_label(bars, fmt="%.0f", padding=2, fontsize="small")
+        axis.set_title(f"{title}, output tokens/s", fontsize="medium")
+        axis.invert_yaxis()
+        axis.margins(x=0.15)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
