@@ -21,7 +21,8 @@ KV_DTYPES = ["float32", "bfloat16", "int8"]
 def as_int8(x: Tensor) -> Tensor:
     """``[..., head_dim]`` rounded to 255 steps by its greatest magnitude."""
     top = x.abs().amax(-1, keepdim=True)
-    return (x * (127 / top)).round() * (top / 127)
+    inverse = torch.tensor(127.0) / top  # 127 / top would be top's reciprocal times 127
+    return (x * inverse).round() * (top / 127)
 
 
 def twin(q: Tensor, keys: Tensor, values: Tensor, window: int, kv_dtype: str) -> Tensor:
