@@ -23,12 +23,16 @@ def dequantize_weight(blocks: Tensor, kind: str) -> Tensor:
     return torch.from_numpy(values.copy())
 
 
+def inverse_step(top: Tensor) -> Tensor:
+    """127 / top, rounded once; torch's ``127 / top`` is 127 times the reciprocal, and often a bit off."""
+    return torch.where(top < 1e-30, 0.0, torch.tensor(127.0) / top)
+
+
 def quantize_activations(x: Tensor) -> Tensor:
     """``x [rows, in]`` as its 8-bit form stands for, float64: each block of 32 by its greatest magnitude."""
     blocks = x.view(x.shape[0], -1, 32)
     top = blocks.abs().amax(-1, keepdim=True)
-    inverse = torch.where(top < 1e-30, 0.0, 127.0 / top)
-    values = torch.round(blocks * inverse)  # ties to even
+    values = torch.round(blocks * inverse_step(top))  # ties to even
     return (values.double() * (top / 127.0).double()).view(x.shape)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyserve._C import PagedAttention, get_num_threads, set_num_threads, supported_isas
+from tests.kernels.quant_twin import inverse_step
 
 ISAS = st.sampled_from(supported_isas())
 KV_DTYPES = ["float32", "bfloat16", "int8"]
@@ -21,8 +22,7 @@ KV_DTYPES = ["float32", "bfloat16", "int8"]
 def as_int8(x: Tensor) -> Tensor:
     """``[..., head_dim]`` rounded to 255 steps by its greatest magnitude."""
     top = x.abs().amax(-1, keepdim=True)
-    inverse = torch.tensor(127.0) / top  # 127 / top would be top's reciprocal times 127
-    return (x * inverse).round() * (top / 127)
+    return (x * inverse_step(top)).round() * (top / 127)
 
 
 def twin(q: Tensor, keys: Tensor, values: Tensor, window: int, kv_dtype: str) -> Tensor:
