@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <span>
 
 namespace pyserve {
@@ -18,6 +20,18 @@ std::span<T> span_of(const at::Tensor& tensor, const char* name, int64_t dims = 
                     " tensor on the CPU with ", dims, " dimension(s), not ", tensor.toString(), " ",
                     tensor.sizes());
   return {tensor.data_ptr<T>(), size_t(tensor.numel())};
+}
+
+// The same of int32, one dimension.
+inline std::span<const int32_t> ints(const at::Tensor& tensor, const char* name) {
+  return span_of<int32_t>(tensor, name);
+}
+
+// A copy, int32.
+inline at::Tensor int_tensor(std::span<const int32_t> values) {
+  at::Tensor tensor = at::empty({int64_t(values.size())}, at::kInt);
+  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<int32_t>());
+  return tensor;
 }
 
 }  // namespace pyserve

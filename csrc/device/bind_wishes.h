@@ -17,13 +17,11 @@ inline std::tuple<at::Tensor, int64_t, py::dict> pack_wish_rows(const BlockPool&
                                                                 const SamplerState& state,
                                                                 const at::Tensor& rows,
                                                                 int64_t vocabulary) {
-  const auto row_ids = span_of<int32_t>(rows, "rows");
+  const auto row_ids = ints(rows, "rows");
   const PackedWishes packed = pack_wishes(pool, state, row_ids, vocabulary);
   py::dict failed;
   for (const auto& [index, reason] : packed.failures) failed[py::int_(index)] = reason;
-  at::Tensor words = at::empty({int64_t(packed.words.size())}, at::kInt);
-  std::copy(packed.words.begin(), packed.words.end(), words.mutable_data_ptr<int32_t>());
-  return {words, std::min(top_width(state, row_ids), vocabulary), failed};
+  return {int_tensor(packed.words), std::min(top_width(state, row_ids), vocabulary), failed};
 }
 
 inline void bind_wishes(py::module_& m) {

@@ -17,7 +17,7 @@
 
 namespace pyserve {
 
-// One row's parameters, 16 words, as draw_inputs packs them and the op takes them.
+// One row's parameters, 16 words, as pack_wishes packs them and the op takes them.
 struct Wish {
   uint32_t seed_low, seed_high;
   int32_t position;  // the sequence's length: what its next token's random number is keyed by

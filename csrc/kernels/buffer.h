@@ -39,6 +39,10 @@ class Buffer {
     return static_cast<T*>(data_);
   }
   std::size_t bytes() const { return bytes_; }
+  // At least so many bytes; what was there is lost where it has to grow.
+  void reserve(std::size_t bytes) {
+    if (bytes_ < bytes) *this = Buffer(bytes);
+  }
 
  private:
   void swap(Buffer& other) noexcept {

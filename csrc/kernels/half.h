@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
 
 namespace pyserve {
 
@@ -15,6 +16,15 @@ inline float half_to_float(std::uint16_t half) {
       magnitude >= 0x7C00u ? 0x7F800000u | magnitude << 13 : std::bit_cast<std::uint32_t>(scaled);
   return std::bit_cast<float>(bits | (half & 0x8000u) << 16);
 }
+
+// The bits that lie there, at any address.
+inline std::uint16_t half_bits(const std::uint8_t* from) {
+  std::uint16_t bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return bits;
+}
+
+inline float half_at(const std::uint8_t* from) { return half_to_float(half_bits(from)); }
 
 inline std::uint16_t float_to_half(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);

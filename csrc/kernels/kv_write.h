@@ -17,10 +17,9 @@ inline float quantize_head(const float* x, int n, float* integers) {
   float top;
   __builtin_memcpy(&top, &top_bits, sizeof top);
   const bool finite = top_bits < 0x7F800000;
-  // Below this 127 / top would overflow soon after: it counts as zero.
-  const float inverse = finite && top >= 1e-30f ? 127.0f / top : 0.0f;
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  for (int i = 0; i < n; ++i) integers[i] = finite ? (x[i] * inverse + kMagic) - kMagic : 0.0f;
+  const float inverse = finite && top >= kLeastTop ? 127.0f / top : 0.0f;
+  for (int i = 0; i < n; ++i)
+    integers[i] = finite ? (x[i] * inverse + kRounding) - kRounding : 0.0f;
   return finite ? top / 127.0f : __builtin_nanf("");
 }
 

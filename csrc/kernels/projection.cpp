@@ -14,8 +14,7 @@ constexpr int kValuesPerItem = 8192;
 }  // namespace
 
 QuantBlock* QuantizedRows::reserve(int rows, int blocks) {
-  const std::size_t bytes = std::size_t(rows) * blocks * sizeof(QuantBlock);
-  if (data_.bytes() < bytes) data_ = Buffer(bytes);
+  data_.reserve(std::size_t(rows) * blocks * sizeof(QuantBlock));
   return data_.as<QuantBlock>();
 }
 

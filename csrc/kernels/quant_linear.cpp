@@ -59,11 +59,6 @@ void QuantLinear::read_row(int i, float* to) const {
   const std::uint8_t* panel = panel_at(i / kQuantColumns);
   const std::uint8_t* scales = panel + 2 * (i % kQuantColumns);
   const std::uint8_t* integers = panel + layout_.scale_bytes + 4 * (i % kQuantColumns);
-  const auto half_at = [](const std::uint8_t* p) {
-    std::uint16_t half;
-    std::memcpy(&half, p, sizeof half);
-    return half_to_float(half);
-  };
   for (int b = 0; b < blocks(); ++b, to += kQuantDepth) {
     const float d = half_at(scales);
     const float m = quant_has_minimum(type_) ? half_at(scales + 2 * kQuantColumns) : 0.0f;

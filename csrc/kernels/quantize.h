@@ -3,9 +3,6 @@
 
 namespace pyserve::PYSERVE_ISA {
 
-// Below this a block counts as zero: 127 / top would overflow soon after.
-inline constexpr float kLeastTop = 1e-30f;
-
 // Combines all lanes by f, four at a time first: of integers, so in any order.
 template <typename F>
 PYSERVE_INLINE std::int32_t reduce_lanes(IntVec v, F f) {
@@ -48,7 +45,7 @@ inline QuantBlock quantize_block(const float* x) {
   __builtin_memcpy(&top, &top_of_all, sizeof top);
   if (top < kLeastTop) return block;
   const Vec inverse = splat(127.0f / top);
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec magic = splat(kRounding);
   IntVec sums = {};
   for (int i = 0; i < kQuantDepth; i += kLanes) {
     const IntVec rounded = (IntVec)(load(x + i) * inverse + magic) - 0x4B400000;

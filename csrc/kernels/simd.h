@@ -56,6 +56,12 @@ PYSERVE_INLINE Vec fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
+// 1.5 * 2^23: adding it rounds to an integer, ties to even.
+inline constexpr float kRounding = 12582912.0f;
+// Numbers whose greatest magnitude is below count as zero when they become 8-bit integers: 127 /
+// top would overflow soon after.
+inline constexpr float kLeastTop = 1e-30f;
+
 PYSERVE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
 // Lanes are combined by halves, always in the same order.
@@ -79,7 +85,7 @@ PYSERVE_INLINE float max_lanes(Vec v) {
 PYSERVE_INLINE Vec exp(Vec x) {
   const Vec low = splat(-87.33654f), high = splat(88.3762f);
   const Vec clamped = x < low ? low : (x > high ? high : x);
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec magic = splat(kRounding);
   const Vec shifted = fma(clamped, splat(1.44269504f), magic);
   const Vec n = shifted - magic;
   Vec r = fma(n, splat(-0.693359375f), clamped);

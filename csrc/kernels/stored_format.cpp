@@ -14,14 +14,6 @@ namespace {
 
 using Bytes = const std::uint8_t*;
 
-std::uint16_t half_bits(Bytes from) {
-  std::uint16_t bits;
-  std::memcpy(&bits, from, sizeof bits);
-  return bits;
-}
-
-float half_at(Bytes from) { return half_to_float(half_bits(from)); }
-
 // 4-bit integers of a block of 32: element i in the low half of byte i, i + 16 in the high one.
 void low_then_high(Bytes from, std::uint8_t (&to)[kQuantDepth]) {
   for (int i = 0; i < 16; ++i) {

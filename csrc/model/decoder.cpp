@@ -317,7 +317,7 @@ profile::Cost Decoder::attention_cost(const StepInput& step, int layer) const {
   }
   const double width = double(config_.num_heads) * config_.head_dim;
   return {.memory_bytes = keys * cache_.layout().layer_bytes / cache_.block_size(),
-          .cached_bytes = 2 * step.input_ids.size() * width * sizeof(float),
+          .cached_bytes = 2 * step.cu_seqlens.back() * width * sizeof(float),
           .float_operations = 4 * pairs * width};
 }
 

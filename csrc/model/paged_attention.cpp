@@ -12,10 +12,6 @@ constexpr int kTileQueryRows = 48;
 // A tile that is more than this part of a thread's share of the step is split.
 constexpr int kItemsPerThread = 4;
 
-void reserve(Buffer& buffer, std::size_t floats) {
-  if (buffer.bytes() < floats * sizeof(float)) buffer = Buffer(floats * sizeof(float));
-}
-
 }  // namespace
 
 PagedAttention::PagedAttention(const Kernels& kernels, int heads, int kv_heads)
@@ -48,7 +44,8 @@ void PagedAttention::plan(const KvLayout& layout, int threads,
   std::ranges::stable_sort(items_, std::ranges::greater{}, &Item::cost);
   scratch_.resize(threads);
   const int rows = tile_tokens_ * (heads_ / layout.kv_heads);
-  for (Buffer& buffer : scratch_) reserve(buffer, kernels_.attention_scratch_floats(layout, rows));
+  const std::size_t floats = kernels_.attention_scratch_floats(layout, rows);
+  for (Buffer& buffer : scratch_) buffer.reserve(floats * sizeof(float));
 }
 
 // Cuts tiles that would keep one thread busy while the others have run out of work.
@@ -77,7 +74,7 @@ void PagedAttention::split(const KvLayout& layout, int threads) {
     splits_.push_back({spans, floats, stride});
     floats += spans * stride;
   }
-  reserve(partials_, floats);
+  partials_.reserve(floats * sizeof(float));
   if (left_.size() < splits_.size()) left_ = std::vector<std::atomic<int>>(splits_.size());
 }
 

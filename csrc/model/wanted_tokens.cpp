@@ -22,8 +22,6 @@ void WantedTokens::plan(const StepInput& step) {
 }
 
 void WantedTokens::plan_runs(const StepInput& step) {
-  input_ids_.clear();
-  positions_.clear();
   cu_seqlens_.assign(1, 0);
   context_lens_.clear();
   block_table_.clear();
@@ -31,8 +29,6 @@ void WantedTokens::plan_runs(const StepInput& step) {
   std::size_t s = 0;
   for (std::size_t i = 0; i < tokens_.size(); ++i) {
     const std::int32_t token = tokens_[i];
-    input_ids_.push_back(step.input_ids[token]);
-    positions_.push_back(step.positions[token]);
     while (step.cu_seqlens[s + 1] <= token) ++s;
     const std::int32_t end = step.cu_seqlens[s + 1];
     if (i + 1 < tokens_.size() && tokens_[i + 1] == token + 1 && token + 1 < end) continue;
@@ -44,8 +40,8 @@ void WantedTokens::plan_runs(const StepInput& step) {
 }
 
 StepInput WantedTokens::step() const {
-  return {.input_ids = input_ids_,
-          .positions = positions_,
+  return {.input_ids = {},
+          .positions = {},
           .cu_seqlens = cu_seqlens_,
           .context_lens = context_lens_,
           .slots = {},

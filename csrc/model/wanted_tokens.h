@@ -18,8 +18,8 @@ class WantedTokens {
   // Where in tokens() the step's logit_rows and hidden_rows are.
   std::span<const std::int32_t> logits_at() const { return logits_at_; }
   std::span<const std::int32_t> hidden_at() const { return hidden_at_; }
-  // These tokens as a step of their own, for attention: every run of neighbours is a sequence. No
-  // slots and no outputs. Only where not all().
+  // These tokens as a step of their own, as far as attention reads it: every run of neighbours is a
+  // sequence. Only where not all().
   StepInput step() const;
 
  private:
@@ -27,7 +27,7 @@ class WantedTokens {
 
   bool all_ = false;
   std::vector<std::int32_t> tokens_, logits_at_, hidden_at_;
-  std::vector<std::int32_t> input_ids_, positions_, cu_seqlens_, context_lens_, block_table_;
+  std::vector<std::int32_t> cu_seqlens_, context_lens_, block_table_;
   int table_width_ = 0;
 };
 
