@@ -22,7 +22,7 @@ import click
 import trio
 from contenders import Contender, Setting, contender, version_of
 from process import MachineTime, Running, ServerFailed, running
-from results import load_table, record_of, summary_of
+from results import QUIET_SHARE, load_table, others_share, record_of, summary_of
 from rich.console import Console
 from weights import DEFAULT_DIRECTORY, SHIPPED, weights_path
 
@@ -172,8 +172,8 @@ def _line(record: dict[str, Any]) -> str:
         f"max {record['pyserve_max_itl_ms']:7.0f}  ttft p50 {record['median_ttft_ms']:7.1f} ms  "
         f"{record['completed']} in {record['duration']:.1f} s"
     )
-    if record["foreign_cpu_share"] + record["stolen_cpu_share"] > 0.02:
-        text += f"  [others {record['foreign_cpu_share'] + record['stolen_cpu_share']:.1%}]"
+    if others_share(record) > QUIET_SHARE:
+        text += f"  [others {others_share(record):.1%}]"
     if record["wrong_lengths"] or record["errors"]:
         text += f"  [{record['wrong_lengths']} wrong lengths; {record['errors']}]"
     return text

@@ -58,9 +58,14 @@ def summary_of(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def others_share(record: dict[str, Any]) -> float:
+    """Of all processors' time, what neither side of the run took; above QUIET_SHARE it was disturbed."""
+    return float(record["foreign_cpu_share"] + record["stolen_cpu_share"])
+
+
 def _figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     whole = [run for run in runs if "error" not in run and run["completed"]]
-    loud = sum(run["foreign_cpu_share"] + run["stolen_cpu_share"] > QUIET_SHARE for run in whole)
+    loud = sum(others_share(run) > QUIET_SHARE for run in whole)
     bad = sum(bool(run["errors"] or run["wrong_lengths"]) for run in whole)
     row: dict[str, Any] = {
         "runs": len(whole), "disturbed": loud, "faulty": len(runs) - len(whole) + bad,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from pyserve import _C
 from pyserve.backends.base import ForwardOutput, ModelInfo, PackedStep
+from pyserve.backends.source import WeightSource, source_info
 from pyserve.errors import ModelError
 from pyserve.models.checkpoint import PLAIN
 from pyserve.models.config import DecoderConfig
@@ -26,32 +26,6 @@ QUANTIZE: Mapping[str, Mapping[str, float]] = {
     "int8": {**KEPT_QUANTIZED, **dict.fromkeys(PLAIN, _BYTES["F32"])},
 }
 """What ``--quantize`` can be, and the stored types that are quantised in memory then."""
-
-
-class WeightSource(Protocol):
-    """What a checkpoint must offer to be run: its shape and its weights under canonical names."""
-
-    @property
-    def name(self) -> str:
-        """What clients call the model."""
-
-    @property
-    def config(self) -> DecoderConfig:
-        """The decoder's shape."""
-
-    @property
-    def quantization(self) -> str:
-        """How the weights are stored on disk ("Q4_1", "BF16", "F32", ...)."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters, tied ones counted once."""
-
-    def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
-        """Canonical name and floating-point tensor of every weight, one at a time.
-
-        Matrices that are stored in a type which ``keep`` names may come as they are stored.
-        """
 
 
 def default_dtype(stored: str) -> str:
@@ -125,15 +99,9 @@ class NativeBackend:
                 f" {BLOCK_ELEMENTS} long, so that none became {quantize}; stored is {source.quantization}"
             )
         self._decoder: _C.Decoder | None = decoder
-        self._info = ModelInfo(
-            name=source.name,
-            vocab_size=config.vocab_size,
-            context_length=config.context_length,
-            hidden_size=config.hidden_size,
-            eos_token_ids=config.eos_token_ids,
+        self._info = source_info(
+            source,
             dtype=dtype,
-            quantization=source.quantization,
-            num_parameters=source.num_parameters,
             weight_bytes=decoder.weight_bytes,
             kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
             kv_dtype=kv_dtype,

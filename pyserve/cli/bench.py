@@ -22,9 +22,9 @@ from pyserve.bench.stream import Outcome
 from pyserve.bench.workload import Work, english
 from pyserve.bench.workloads import Tokenize
 from pyserve.cli.bench_step import step
-from pyserve.cli.bench_workload import NumbersType, Workload, workload_options
+from pyserve.cli.bench_workload import Workload, workload_options
 from pyserve.cli.client import Client
-from pyserve.cli.options import client_options
+from pyserve.cli.options import NumbersType, client_options
 
 TOKENIZE_CHARACTERS = 65536
 SEED_STEP = 1_000_003  # between the runs of one command
@@ -117,19 +117,19 @@ def serve(
     limits, kind = _limits(goodput), Workload(**workload)
     kind.check()
     about = {key: value for key, _, value in (item.partition("=") for item in metadata)}
-    with Client(url, api_key or _first_key(kind)) as client:
+    with Client(url, api_key or kind.first_key) as client:
         model = model or str(client.model()["id"])
         tokenize = _tokenize_with(client, model, tokenizer)
-        tokens = _in_pieces(tokenize, english())
+        tokens = [] if kind.dataset else _in_pieces(tokenize, english())
+        target = Target(
+            url.rstrip("/") + "/v1/completions",
+            model,
+            {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            {"temperature": 0.0, "ignore_eos": True},
+        )
         runs = []
         for pace in _paces(max_concurrency, request_rate, burstiness, seed):
             work = kind.make(tokens, tokenize, num_warmups + num_prompts, pace.seed)
-            target = Target(
-                url.rstrip("/") + "/v1/completions",
-                model,
-                {"Authorization": f"Bearer {api_key}"} if api_key else {},
-                {"temperature": 0.0, "ignore_eos": True},
-            )
             result = _run(console, target, work[:num_warmups], work[num_warmups:], pace)
             date = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             described = Description(date, model, tokenizer or model, label, about, limits)
@@ -211,11 +211,6 @@ def _in_pieces(tokenize: Tokenize, text: str) -> list[int]:
     for start in range(0, len(text), TOKENIZE_CHARACTERS):
         tokens += tokenize(text[start : start + TOKENIZE_CHARACTERS])
     return tokens
-
-
-def _first_key(kind: Workload) -> str | None:
-    """A tenant's key, where the server asks for one."""
-    return kind.tenant[0].rpartition(":")[0] if kind.tenant else None
 
 
 def _limits(goodput: tuple[str, ...]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pyserve.cli.options import SectionedCommand, configuration_from, settings_options
+from pyserve.cli.options import NumbersType, SectionedCommand, configuration_from, settings_options
 
 if TYPE_CHECKING:
     from pyserve.bench.step import Row, StepReport
@@ -22,11 +22,16 @@ NAMES = {"step": "other Python", "forward": "forward, the rest"}
 @click.command(cls=SectionedCommand)
 @settings_options("Model", "Memory")
 @click.option(
-    "--batch", default="1,4,16,64", show_default=True, help="Sequences that decode together."
+    "--batch",
+    type=NumbersType(whole=True, empty=True),
+    default="1,4,16,64",
+    show_default=True,
+    help="Sequences that decode together.",
 )
 @click.option("--context", type=click.IntRange(1), default=256, show_default=True, help="Tokens.")
 @click.option(
     "--prefill",
+    type=NumbersType(whole=True, empty=True),
     default="512",
     show_default=True,
     help='Prompts to take in, in tokens; "" for none.',
@@ -37,9 +42,9 @@ NAMES = {"step": "other Python", "forward": "forward, the rest"}
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON.")
 def step(
     config_file: Path | None,
-    batch: str,
+    batch: tuple[int, ...],
     context: int,
-    prefill: str,
+    prefill: tuple[int, ...],
     steps: int,
     temperature: float,
     as_json: bool,
@@ -57,8 +62,8 @@ def step(
     from pyserve.bench.step import Case, StepBench
     from pyserve.loading import load_model
 
-    cases = [Case(batch=number, context=context) for number in _numbers(batch, "--batch")]
-    cases += [Case(prefill=number) for number in _numbers(prefill, "--prefill")]
+    cases = [Case(batch=number, context=context) for number in batch]
+    cases += [Case(prefill=number) for number in prefill]
     loaded = load_model(settings)
     gc.collect()
     gc.freeze()  # as the engine does
@@ -95,16 +100,6 @@ def step(
     side_by_side = max(1, (console.width - 18) // 24)
     for first in range(0, len(reports), side_by_side):
         console.print(_ops(reports[first : first + side_by_side]))
-
-
-def _numbers(text: str, flag: str) -> list[int]:
-    try:
-        numbers = [int(item) for item in text.split(",") if item]
-        if any(number < 1 for number in numbers):
-            raise ValueError(text)
-    except ValueError:
-        raise click.BadParameter(f"{flag}: positive numbers, with commas, not {text!r}") from None
-    return numbers
 
 
 def _summary(reports: list[StepReport]) -> Table:

@@ -36,29 +36,6 @@ class SpanType(click.ParamType[Span]):
             self.fail(str(error), param, ctx)
 
 
-class NumbersType(click.ParamType[tuple[float, ...]]):
-    """Positive numbers by commas; ``whole``: integers."""
-
-    def __init__(self, *, whole: bool) -> None:
-        self._whole = whole
-        self.name = "N,N,..." if whole else "X,X,..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Parse, or fail with the usage."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple((int if self._whole else float)(part) for part in value.split(","))
-        except ValueError:
-            numbers = ()
-        if not numbers or not all(number > 0 for number in numbers):
-            kind = "whole numbers from 1" if self._whole else "numbers above 0"
-            self.fail(f"expected {kind} by commas, not {value!r}", param, ctx)
-        return numbers
-
-
 @dataclass(frozen=True)
 class Workload:
     """The options' values."""
@@ -77,7 +54,9 @@ class Workload:
     def make(
         self, tokens: Sequence[int], tokenize: workloads.Tokenize, count: int, seed: int
     ) -> list[Work]:
-        """``count`` requests; raises click.BadParameter where options do not fit, or a file."""
+        """``count`` requests, where there is no dataset of ``tokens``; raises click.UsageError where that
+        cannot be done.
+        """
         try:
             return self._with_faults(self._plain(tokens, tokenize, count, seed), seed)
         except ValueError as error:
@@ -96,6 +75,11 @@ class Workload:
                 + ("takes no --tenant" if self.tenant else "needs --tenant KEY:NUMBER")
             )
         self._tenants()
+
+    @property
+    def first_key(self) -> str | None:
+        """A tenant's key, for what is asked of the server beside the work."""
+        return self._tenants()[0][0] if self.tenant else None
 
     def _plain(
         self, tokens: Sequence[int], tokenize: workloads.Tokenize, count: int, seed: int

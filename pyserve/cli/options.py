@@ -15,6 +15,34 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _ALSO = {"model": ("-m",), "drain_timeout_s": ("--drain-timeout",)}
 
 
+class NumbersType(click.ParamType[tuple[float, ...]]):
+    """Positive numbers by commas; ``whole``: integers; ``empty``: nothing between commas, or nothing at all,
+    is no number.
+    """
+
+    def __init__(self, *, whole: bool, empty: bool = False) -> None:
+        self._whole = whole
+        self._empty = empty
+        self.name = "N,N,..." if whole else "X,X,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Parse, or fail with the usage."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part for part in value.split(",") if part or not self._empty]
+        try:
+            numbers = tuple((int if self._whole else float)(part) for part in parts)
+            valid = all(number > 0 for number in numbers)
+        except ValueError:
+            valid = False
+        if not valid:
+            kind = "whole numbers from 1" if self._whole else "numbers above 0"
+            self.fail(f"expected {kind} by commas, not {value!r}", param, ctx)
+        return numbers
+
+
 class SectionedCommand(click.Command):
     """A command whose help lists the options by section of the table."""
 

@@ -9,7 +9,7 @@ lasts. It gets nearly half of the time that way, and shorter prompts pass it by.
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyserve.core.config import SchedulerConfig
 from pyserve.core.sequence import Sequence
@@ -28,12 +28,12 @@ class Room:
     """
 
     tokens: int
-    left: int = -1
-    walk: int = -1
+    walk: int = 0
     long: float = float("inf")
+    left: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left = self.tokens if self.left < 0 else self.left
+        self.left = self.tokens
 
     def take(self, remaining: int, length: int, least: int = 0) -> int:
         """Takes tokens for a sequence with ``remaining`` to compute, ``length`` when it was admitted."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyserve import _C
 from pyserve.backends.base import ForwardOutput, ModelInfo, PackedStep
 from pyserve.backends.cuda import missing_for_cuda
-from pyserve.backends.native import WeightSource
+from pyserve.backends.source import WeightSource, source_info
 from pyserve.backends.torch_decoder.attention import PAGE_MULTIPLE
 from pyserve.backends.torch_decoder.decode import DecodeStatistics, PaddedDecode
 from pyserve.backends.torch_decoder.decoder import Pages, TorchDecoder
@@ -59,15 +59,9 @@ class TorchBackend:
         self._statistics = DecodeStatistics()
         self._staging = Staging(self._device)
         self._sampler = DeviceSampler(self._device)
-        self._info = ModelInfo(
-            name=source.name,
-            vocab_size=config.vocab_size,
-            context_length=config.context_length,
-            hidden_size=config.hidden_size,
-            eos_token_ids=config.eos_token_ids,
+        self._info = source_info(
+            source,
             dtype=dtype,
-            quantization=source.quantization,
-            num_parameters=source.num_parameters,
             weight_bytes=weights.nbytes,
             kv_bytes_per_token=config.kv_bytes_per_token(DTYPES[dtype].itemsize),
             kv_dtype=dtype,

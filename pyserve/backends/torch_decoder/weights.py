@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyserve.backends.native import WeightSource
+from pyserve.backends.source import WeightSource
 from pyserve.errors import ModelError
 from pyserve.models.config import DecoderConfig
 
