@@ -1,8 +1,7 @@
 """The native back-end: a checkpoint in, packed steps through."""
 
 import os
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from pyserve._C import BlockPool, StepBuffers, pack
 from pyserve.backends.base import Backend
 from pyserve.backends.native import NativeBackend, default_dtype
 from pyserve.errors import ModelError
-from pyserve.models.config import DecoderConfig
+from tests.backends.memory_source import Source
 from tests.model.harness import (
     config_of,
     random_model,
@@ -21,23 +20,6 @@ from tests.model.harness import (
     reference_logits,
     weights_of,
 )
-
-
-@dataclass
-class Source:
-    """A checkpoint in memory."""
-
-    config: DecoderConfig
-    weights: list[tuple[str, Tensor]]
-    name: str = "tiny"
-    quantization: str = "none"
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(t.numel() for _, t in self.weights)
-
-    def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-        yield from self.weights
 
 
 @pytest.fixture

@@ -13,15 +13,6 @@ from pyserve.errors import ModelError
 from tests.backends.torch_harness import Rig, Source, logits_of, native, on_torch, source_of
 from tests.model.harness import MODELS
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return str(request.param)
-
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_float32_logits_and_hidden_states_are_the_native_decoders(name: str, device: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -14,25 +14,8 @@ from pyserve._C import BlockPool, StepBuffers, pack
 from pyserve.backends.base import Backend, ForwardOutput
 from pyserve.backends.native import NativeBackend
 from pyserve.backends.torch_decoder import TorchBackend
-from pyserve.models.config import DecoderConfig
+from tests.backends.memory_source import Source
 from tests.model.harness import config_of, random_model, random_tokens, weights_of
-
-
-@dataclass
-class Source:
-    """A checkpoint in memory."""
-
-    config: DecoderConfig
-    weights: list[tuple[str, Tensor]]
-    name: str = "tiny"
-    quantization: str = "none"
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(t.numel() for _, t in self.weights)
-
-    def tensors(self, keep: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-        yield from self.weights
 
 
 @cache

@@ -15,14 +15,6 @@ from pyserve._C import BlockPool, StepBuffers, pack
 
 ops = torch.ops.pyserve
 DTYPES = [torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return str(request.param)
 
 
 def starts_of(lengths: list[int]) -> Tensor:

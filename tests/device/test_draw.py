@@ -13,10 +13,12 @@ from torch import Tensor
 
 from pyserve import _C
 from pyserve.backends.torch_decoder.sampling import DeviceSampler
+from tests.device.places import CUDA, at_place
 from tests.kernels import sample_twin as twin
+from tests.kernels.sample_rows import SampleRows
 from tests.kernels.sample_twin import Params
 
-PLACES = ["cpu", "cpu by 5 lanes", pytest.param("cuda", marks=pytest.mark.gpu)]
+PLACES = ["cpu", "cpu by 5 lanes", CUDA]
 WISHES = [
     Params(),
     Params(temperature=0.0),
@@ -38,26 +40,12 @@ WISHES = [
 
 @pytest.fixture(params=PLACES)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    kind, _, lanes = request.param.partition(" by ")
-    if kind == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    _C.emulate_lanes(int(lanes.split()[0]) if lanes else 1)
-    yield kind
-    _C.emulate_lanes(1)
+    with at_place(request.param) as kind:
+        yield kind
 
 
-class Bench:
-    """Rows of a pool, each with a prompt, an output so far and its parameters."""
-
-    def __init__(self) -> None:
-        self.pool = _C.BlockPool(1, 16, False)
-        self.state = _C.SamplerState()
-        self.rows: list[int] = []
-
-    def add(self, params: Params, prompt: list[int], output: list[int]) -> None:
-        tokens = torch.tensor([*prompt, *output], dtype=torch.int32)
-        self.rows.append(self.pool.add(tokens, len(prompt), 0, 0))
-        self.state.set(self.rows[-1], **params.as_keywords())  # type: ignore[arg-type]
+class Bench(SampleRows):
+    """Rows that are drawn on a device, or by the CPU sampler."""
 
     def draw(self, logits: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         there = logits.to(device)
@@ -69,8 +57,7 @@ class Bench:
         return results
 
     def reference(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        rows = torch.tensor(self.rows, dtype=torch.int32)
-        return _C.sample(logits, self.pool, self.state, rows)
+        return self.sample(logits)
 
 
 def bench_of(params: Params, rows: int) -> Bench:

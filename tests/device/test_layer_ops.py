@@ -12,20 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyserve import _C
+from tests.device.places import CUDA, at_place
 
 ops = torch.ops.pyserve
-PLACES = ["cpu", "cpu by 4 lanes", "cpu by 7 lanes", pytest.param("cuda", marks=pytest.mark.gpu)]
+PLACES = ["cpu", "cpu by 4 lanes", "cpu by 7 lanes", CUDA]
 
 
 @pytest.fixture(params=PLACES)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    kind, _, lanes = request.param.partition(" by ")
-    if kind == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    _C.emulate_lanes(int(lanes.split()[0]) if lanes else 1)
-    yield kind
-    _C.emulate_lanes(1)
+    with at_place(request.param) as kind:
+        yield kind
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

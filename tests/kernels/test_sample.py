@@ -11,36 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyserve._C import BlockPool, SampleError, SamplerState, sample
+from pyserve._C import SampleError, SamplerState
 
 from . import sample_twin as twin
+from .sample_rows import SampleRows
 from .sample_twin import Params
 
 
 def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
-
-
-class Bench:
-    """A pool and a sampler state, filled row by row."""
-
-    def __init__(self) -> None:
-        self.pool = BlockPool(1, 16, False)
-        self.state = SamplerState()
-        self.rows: list[int] = []
-
-    def add(self, params: Params, prompt: list[int], output: list[int]) -> int:
-        tokens = ints(*prompt, *output)
-        row = self.pool.add(tokens, len(prompt), 0, 0)
-        self.state.set(row, **params.as_keywords())  # type: ignore[arg-type]
-        self.rows.append(row)
-        return row
-
-    def sample(
-        self, logits: Tensor, rows: list[int] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        chosen = self.rows if rows is None else rows
-        return sample(logits, self.pool, self.state, ints(*chosen))
 
 
 def draw_one(
@@ -49,7 +28,7 @@ def draw_one(
     prompt: list[int] | None = None,
     output: list[int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    bench = Bench()
+    bench = SampleRows()
     bench.add(params, prompt or [0], output or [])
     return bench.sample(logits[None])
 
@@ -126,7 +105,7 @@ def test_draws_follow_the_distribution(params: Params, vocabulary: int) -> None:
     prompt, output = [1, 2, 3, 3], [5, 5, 3, 8]
     logits = random_logits(vocabulary, seed=vocabulary, scale=2.0)
     draws = 4000
-    bench = Bench()
+    bench = SampleRows()
     keywords, known = params.as_keywords(), ints(*prompt, *output)
     for seed in range(draws):
         row = bench.pool.add(known, len(prompt), 0, 0)
@@ -194,7 +173,7 @@ def test_drawn_token_has_positive_probability_and_greedy_is_exact(
 def test_row_is_the_same_bits_alone_in_any_company_and_order() -> None:
     vocabulary, count = 5000, 40
     logits = random_logits(count, vocabulary)
-    bench = Bench()
+    bench = SampleRows()
     for i in range(count):
         bench.add(
             Params(
@@ -236,7 +215,7 @@ def test_masked_tokens_are_never_drawn() -> None:
     logits = torch.full((600,), -torch.inf)
     logits[[7, 300]] = torch.tensor([0.0, -1.0])
     for params in (Params(), Params(top_k=500), Params(top_p=0.99), Params(temperature=0.0)):
-        bench = Bench()
+        bench = SampleRows()
         for seed in range(200):
             bench.add(Params(**{**params.as_keywords(), "seed": seed}), [0], [])  # type: ignore[arg-type]
         tokens = bench.sample(logits.expand(200, -1).contiguous())[0]
@@ -251,7 +230,7 @@ def test_ban_ends_when_min_tokens_are_there() -> None:
 
 
 def test_rows_at_fault_are_named_and_the_others_can_be_sampled_again() -> None:
-    bench = Bench()
+    bench = SampleRows()
     for params in (
         Params(temperature=0.0),
         Params(),
@@ -276,7 +255,7 @@ def test_rows_at_fault_are_named_and_the_others_can_be_sampled_again() -> None:
 
 
 def test_no_rows_is_no_work() -> None:
-    tokens, logprobs, top_ids, top_logprobs = Bench().sample(torch.empty(0, 7))
+    tokens, logprobs, top_ids, top_logprobs = SampleRows().sample(torch.empty(0, 7))
     assert (tokens.numel(), logprobs.numel()) == (0, 0)
     assert top_ids.shape == top_logprobs.shape == (0, 0)
 
@@ -304,7 +283,7 @@ def test_parameters_out_of_range_raise(wrong: dict[str, Any]) -> None:
 
 
 def test_rows_without_parameters_raise() -> None:
-    bench = Bench()
+    bench = SampleRows()
     row = bench.add(Params(), [0], [])
     bench.state.clear(row)
     bench.state.clear(99)
