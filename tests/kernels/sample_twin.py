@@ -73,16 +73,20 @@ def ranked(z: Floats) -> list[int]:
 
 
 def distribution(z: Floats, p: Params) -> Doubles:
-    """The probabilities with which a token is drawn from adjusted logits; temperature above 0."""
-    weights = np.exp((z.astype(np.float64) - z.max()) / p.temperature)
-    order = [i for i in ranked(z) if weights[i] >= p.min_p]
+    """The probabilities with which a token is drawn from adjusted logits; temperature above 0.
+
+    Parameters are float32, as where they are kept: 0.3 of thirty equal tokens is ten of them, not nine.
+    """
+    temperature, top_p, min_p = (float(np.float32(x)) for x in (p.temperature, p.top_p, p.min_p))
+    weights = np.exp((z.astype(np.float64) - z.max()) / temperature)
+    order = [i for i in ranked(z) if weights[i] >= min_p]
     if p.top_k:
         order = order[: p.top_k]
     mass = 0.0
     kept: list[int] = []
-    goal = p.top_p * sum(weights[i] for i in order)
+    goal = top_p * sum(weights[i] for i in order)
     for token in order:
-        if kept and mass >= goal and p.top_p < 1:
+        if kept and mass >= goal and top_p < 1:
             break
         kept.append(token)
         mass += weights[token]
