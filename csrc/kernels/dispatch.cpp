@@ -1,4 +1,9 @@
 // Chooses the instruction set once, by what the processor reports or PYSERVE_ISA says.
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -6,6 +11,21 @@
 #include "kernels/kernels.h"
 
 namespace pyserve {
+
+namespace {
+
+// Linux gives a process the tile registers when it asks: their state makes its threads' larger.
+bool tiles_permitted() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE
+  static const bool permitted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return permitted;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 
 bool isa_supported(Isa isa) {
 #if defined(__x86_64__)
@@ -18,6 +38,10 @@ bool isa_supported(Isa isa) {
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case Isa::amx:
+      return isa_supported(Isa::avx512) && __builtin_cpu_supports("avx512vnni") &&
+             __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("amx-tile") &&
+             __builtin_cpu_supports("amx-bf16") && tiles_permitted();
   }
 #endif
   return isa == Isa::portable;
@@ -35,6 +59,7 @@ namespace {
 
 const Kernels& table_of(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::amx) return amx_kernels();
   if (isa == Isa::avx512) return avx512_kernels();
   if (isa == Isa::avx2) return avx2_kernels();
 #endif
@@ -42,7 +67,7 @@ const Kernels& table_of(Isa isa) {
 }
 
 Isa best_isa() {
-  for (Isa isa : {Isa::avx512, Isa::avx2})
+  for (Isa isa : {Isa::amx, Isa::avx512, Isa::avx2})
     if (isa_supported(isa)) return isa;
   return Isa::portable;
 }
@@ -51,8 +76,9 @@ Isa isa_named(std::string_view name) {
   if (name == "portable") return Isa::portable;
   if (name == "avx2") return Isa::avx2;
   if (name == "avx512") return Isa::avx512;
+  if (name == "amx") return Isa::amx;
   throw std::invalid_argument("unknown instruction set '" + std::string(name) +
-                              "': portable, avx2 or avx512");
+                              "': portable, avx2, avx512 or amx");
 }
 
 }  // namespace

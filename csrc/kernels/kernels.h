@@ -174,7 +174,7 @@ struct Kernels {
   void (*read_bytes)(const char* from, std::size_t bytes);  // loads, and nothing else
 };
 
-enum class Isa { portable, avx2, avx512 };
+enum class Isa { portable, avx2, avx512, amx };
 
 // Whether this build and this processor have it.
 bool isa_supported(Isa isa);
@@ -188,6 +188,7 @@ const Kernels& portable_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+const Kernels& amx_kernels();
 void set_vnni(Kernels& kernels);  // isa_avx512_vnni.cpp
 #endif
 

@@ -209,6 +209,7 @@ inline void bind_model(py::module_& m) {
         if (isa_supported(Isa::portable)) names.push_back("portable");
         if (isa_supported(Isa::avx2)) names.push_back("avx2");
         if (isa_supported(Isa::avx512)) names.push_back("avx512");
+        if (isa_supported(Isa::amx)) names.push_back("amx");
         return names;
       },
       "Instruction sets that this build and this processor have, slowest first.");

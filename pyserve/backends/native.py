@@ -115,7 +115,7 @@ class NativeBackend:
 
     @property
     def isa(self) -> str:
-        """Instruction set in use: "portable", "avx2" or "avx512"."""
+        """Instruction set in use: "portable", "avx2", "avx512" or "amx"."""
         return self._open.isa
 
     @property
