@@ -17,6 +17,7 @@ inline constexpr int kTiles = 8;
 inline constexpr int kTileHeight = 16;    // rows
 inline constexpr int kTileRowBytes = 64;  // 32 bfloat16, or 16 float32
 inline constexpr int kTileBytes = kTileHeight * kTileRowBytes;
+inline constexpr int kTileFloats = kTileBytes / 4;
 
 // All tiles whole.
 inline TileShapes whole_tiles() {
@@ -28,11 +29,18 @@ inline TileShapes whole_tiles() {
   return shapes;
 }
 
+// The compiler takes tile loads, and all but the first bytes of shapes, for no reading of memory:
+// what was stored to before them must be there.
+PYSERVE_INLINE void compiler_fence() { __asm__ volatile("" ::: "memory"); }
+
 // While one lives, this thread's tiles have these shapes; they start as zeros. Afterwards they are
 // released: a thread that holds tiles costs 8 KiB at each switch.
 class TileScope {
  public:
-  PYSERVE_INLINE explicit TileScope(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
+  PYSERVE_INLINE explicit TileScope(const TileShapes& shapes) {
+    compiler_fence();
+    _tile_loadconfig(&shapes);
+  }
   PYSERVE_INLINE ~TileScope() { _tile_release(); }
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;

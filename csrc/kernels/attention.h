@@ -14,6 +14,9 @@
 namespace pyserve::PYSERVE_ISA {
 
 inline constexpr int kSpanKeys = 512;
+// Query rows of an item: enough to fill register tiles, few enough that their scores stay in the
+// second-level cache.
+inline constexpr int kAttentionRows = 48;
 
 // Keys of a span: whole blocks.
 inline int attention_span_keys(const KvLayout& l) {
@@ -29,13 +32,8 @@ inline std::ptrdiff_t score_stride(const KvLayout& l) {
   return std::ptrdiff_t{attention_span_keys(l) / l.block_size} * l.key_stride + 16;
 }
 
-inline int padded_depth(const KvLayout& l) {
-  const int together = l.type == KvType::int8 ? 4 : l.type == KvType::bfloat16 ? 2 : 1;
-  return (l.head_dim + together - 1) / together * together;
-}
-
 inline std::size_t attention_scratch_floats(const KvLayout& l, int rows) {
-  return rows * std::size_t(score_stride(l) + 2 * l.value_stride + padded_depth(l) * 5 / 4 + 7);
+  return rows * std::size_t(score_stride(l) + 2 * l.value_stride + l.key_depth * 5 / 4 + 7);
 }
 
 inline Workspace carve(const KvLayout& l, int rows, float* scratch) {
@@ -46,7 +44,7 @@ inline Workspace carve(const KvLayout& l, int rows, float* scratch) {
     return at;
   };
   w.score_stride = score_stride(l);
-  w.depth = padded_depth(l);
+  w.depth = l.key_depth;
   w.scores = take(w.score_stride);
   w.values = take(l.value_stride);
   w.merged = take(l.value_stride);

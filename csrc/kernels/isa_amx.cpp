@@ -27,7 +27,7 @@
 
 #include "kernels/simd.h"
 // simd.h first: the others build on it.
-#include "kernels/amx_tile.h"
+#include "kernels/attention_amx.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -41,6 +41,7 @@ const Kernels& amx_kernels() {
   static const Kernels kernels = [] {
     Kernels table = avx512_kernels();
     table.name = "amx";
+    amx::set_tile_attention(table);
     return table;
   }();
   return kernels;

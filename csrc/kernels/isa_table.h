@@ -24,6 +24,8 @@ inline Kernels table(const char* name) {
       .quant_gemm = {},  // by set_quant_gemm
       .quantize_row = quantize_row,
       .write_kv = {write_kv<float>, write_kv<bf16>, write_kv<std::int8_t>},
+      .kv_tiles = false,
+      .attention_rows = {kAttentionRows, kAttentionRows, kAttentionRows},
       .attention = {attention<float>, attention<bf16>, attention<std::int8_t>},
       .attention_span = {attention_span<float>, attention_span<bf16>, attention_span<std::int8_t>},
       .merge_spans = merge_spans,

@@ -138,6 +138,9 @@ struct Kernels {
   // `offset` of the block whose pages of the layer begin at `pages`.
   void (*write_kv[kKvTypes])(const KvLayout&, std::byte* pages, int offset, const float* key,
                              const float* value);
+  bool kv_tiles;  // bfloat16 keys and values lie as tile registers take them
+  // Query rows that best share one pass over keys and values.
+  int attention_rows[kKvTypes];
   void (*attention[kKvTypes])(const AttentionArgs&, const AttentionTile&, float* scratch);
   // One span of a tile (see attention.h), whose result is kept in `partial` until merge_spans has
   // those of all the spans that the tile's keys lie in, [spans, attention_partial_floats].

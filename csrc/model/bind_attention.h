@@ -14,7 +14,7 @@ class AttentionOp {
   AttentionOp(int heads, int kv_heads, int head_dim, int num_blocks, int block_size,
               const std::string& kv_dtype, const std::string& isa)
       : heads_(heads),
-        attention_(kernels_for(isa), heads, kv_heads),
+        attention_(kernels_for(isa), heads),
         cache_(kernels_for(isa), kv_type_named(kv_dtype), 1, kv_heads, head_dim, num_blocks,
                block_size) {}
 

@@ -22,7 +22,7 @@ Decoder::Decoder(DecoderConfig config, DType dtype, const Kernels& kernels)
     : config_(std::move(config)),
       kernels_(kernels),
       weights_(config_, dtype, kernels),
-      attention_(kernels, config_.num_heads, config_.num_kv_heads) {}
+      attention_(kernels, config_.num_heads) {}
 
 void Decoder::load(const std::string& name, std::span<const std::int64_t> shape,
                    const float* data) {

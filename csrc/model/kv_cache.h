@@ -17,7 +17,7 @@ class KvCache {
   // Throws std::invalid_argument for what the type cannot hold.
   KvCache(const Kernels& kernels, KvType type, int layers, int kv_heads, int head_dim,
           int num_blocks, int block_size)
-      : layout_(type, layers, kv_heads, head_dim, block_size, kernels.lanes),
+      : layout_(type, layers, kv_heads, head_dim, block_size, kernels.lanes, kernels.kv_tiles),
         num_blocks_(num_blocks),
         write_(kernels.write_kv[static_cast<int>(type)]) {
     if (type == KvType::int8 && head_dim > kMaxInt8HeadDim)

@@ -6,29 +6,27 @@ namespace pyserve {
 
 namespace {
 
-// Query rows that share one pass over the keys: enough to fill register tiles, few enough that
-// their scores stay in the second-level cache.
-constexpr int kTileQueryRows = 48;
 // A tile that is more than this part of a thread's share of the step is split.
 constexpr int kItemsPerThread = 4;
 
 }  // namespace
 
-PagedAttention::PagedAttention(const Kernels& kernels, int heads, int kv_heads)
-    : kernels_(kernels),
-      heads_(heads),
-      tile_tokens_(std::max(1, kTileQueryRows * kv_heads / heads)) {}
+PagedAttention::PagedAttention(const Kernels& kernels, int heads)
+    : kernels_(kernels), heads_(heads) {}
 
 void PagedAttention::plan(const KvLayout& layout, int threads,
                           std::span<const std::int32_t> cu_seqlens,
                           std::span<const std::int32_t> context_lens,
                           const std::int32_t* block_table, int table_width) {
   items_.clear();
+  const int group = heads_ / layout.kv_heads;
+  const int tile_tokens =
+      std::max(1, kernels_.attention_rows[static_cast<int>(layout.type)] / group);
   for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
     const int begin = cu_seqlens[s], end = cu_seqlens[s + 1];
     const int cached = context_lens[s] - (end - begin);
-    for (int token = begin; token < end; token += tile_tokens_) {
-      const int tokens = std::min(tile_tokens_, end - token);
+    for (int token = begin; token < end; token += tile_tokens) {
+      const int tokens = std::min(tile_tokens, end - token);
       const int position = cached + token - begin;
       for (int head = 0; head < layout.kv_heads; ++head)
         items_.push_back({.tile = {.first_token = token,
@@ -43,8 +41,7 @@ void PagedAttention::plan(const KvLayout& layout, int threads,
   // Threads take items one by one: with the largest first they finish together.
   std::ranges::stable_sort(items_, std::ranges::greater{}, &Item::cost);
   scratch_.resize(threads);
-  const int rows = tile_tokens_ * (heads_ / layout.kv_heads);
-  const std::size_t floats = kernels_.attention_scratch_floats(layout, rows);
+  const std::size_t floats = kernels_.attention_scratch_floats(layout, tile_tokens * group);
   for (Buffer& buffer : scratch_) buffer.reserve(floats * sizeof(float));
 }
 

@@ -16,7 +16,7 @@ namespace pyserve {
 // work is cut. Not for two threads at once.
 class PagedAttention {
  public:
-  PagedAttention(const Kernels& kernels, int heads, int kv_heads);
+  PagedAttention(const Kernels& kernels, int heads);
 
   // cu_seqlens [S + 1], context_lens [S] after the step, block_table [S, table_width]; the last
   // must outlive the runs.
@@ -48,7 +48,6 @@ class PagedAttention {
 
   const Kernels& kernels_;
   int heads_;
-  int tile_tokens_;
   std::vector<Item> items_;
   std::vector<Split> splits_;
   std::vector<std::atomic<int>> left_;  // spans of a split not computed yet

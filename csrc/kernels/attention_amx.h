@@ -1,0 +1,186 @@
+// Attention to bfloat16 keys and values by tile registers. Included by isa_amx.cpp only.
+//
+// Sixteen query rows against sixteen keys are one tile of scores; sixteen keys' weights against
+// their values are added to tiles of outputs. Queries and weights are rounded to bfloat16, sums are
+// float32, and the mass is that of the rounded weights, so that what is divided by is what was
+// added up. Spans and their merging are those of attention.h. A tile instruction's order of
+// additions is fixed, and the depth that each takes depends on the layout alone: one row or many,
+// the bits are the same.
+#pragma once
+
+#include "kernels/attention.h"
+// attention.h first: the others build on it.
+#include "kernels/attention_amx_soften.h"
+#include "kernels/attention_amx_tiles.h"
+
+namespace pyserve::PYSERVE_ISA {
+
+PYSERVE_INLINE void store(bf16* p, __m256bh v) { __builtin_memcpy(p, &v, sizeof v); }
+
+inline void gather_tile_queries(const AttentionArgs& g, const AttentionTile& tile,
+                                const TileRoom& room) {
+  const int group = g.heads / g.layout.kv_heads, dim = g.layout.head_dim;
+  for (int t = 0; t < tile.tokens; ++t)
+    for (int h = 0; h < group; ++h) {
+      const float* from =
+          g.q + (tile.first_token + t) * g.ldq + (std::ptrdiff_t{tile.kv_head} * group + h) * dim;
+      bf16* to = room.q + std::ptrdiff_t{t * group + h} * room.w.depth;
+      int i = 0;
+      for (; i + kLanes <= dim; i += kLanes) store(to + i, _mm512_cvtneps_pbh(load(from + i)));
+      if (i < dim) store(to + i, _mm512_cvtneps_pbh(load_first(from + i, dim - i)));
+    }
+}
+
+// The rows [row, row + count) against the keys of one span: fills values, span_top and span_mass.
+inline void attend_height(const Pages& pages, const TileRoom& room, int row, int count,
+                          const Span& span) {
+  const KvLayout& l = pages.g.layout;
+  const int group = pages.g.heads / l.kv_heads, window = pages.g.window;
+  const auto position_of = [&](int r) { return pages.tile.first_position + (row + r) / group; };
+  const int seen = position_of(count - 1) + 1;
+  if (seen <= span.begin) {
+    for (int r = 0; r < count; ++r) room.w.span_mass[r] = 0.0f;
+    return;
+  }
+  const Sixteens s(l, span, span.begin, seen < span.end ? seen : span.end);
+  const bf16* q = room.q + std::ptrdiff_t{row} * l.key_depth;
+  int v = s.first;
+  for (; v + kSums <= s.last; v += kSums)
+    score_tiles<kSums>(l, q, room.keys_at + v, room.scores + v * kTileFloats);
+  for (; v < s.last; ++v) score_tiles<1>(l, q, room.keys_at + v, room.scores + v * kTileFloats);
+  for (int r = 0; r < count; ++r) {
+    const int position = position_of(r), lowest = window > 0 ? position - window + 1 : 0;
+    soften_tile_row(l, room.scores + r * kLanes, s.first, s.last, span,
+                    lowest > span.begin ? lowest : span.begin,
+                    position + 1 < span.end ? position + 1 : span.end, room.w.span_top[r],
+                    room.w.span_mass[r]);
+  }
+  compiler_fence();
+  int element = 0;
+  for (; element + kSums * kLanes <= l.value_stride; element += kSums * kLanes)
+    weigh_tiles<kSums>(l, room, s.first, s.last, element);
+  for (; element < l.value_stride; element += kLanes)
+    weigh_tiles<1>(l, room, s.first, s.last, element);
+}
+
+// The tile against the keys of one span. Calls done(row, count) when values, span_top and span_mass
+// are those of the rows.
+template <typename Done>
+PYSERVE_INLINE void attend_tile_span(const Pages& pages, const TileRoom& room, int rows,
+                                     const Span& span, Done&& done) {
+  locate(pages, room, span);
+  compiler_fence();
+  for (int row = 0; row < rows; row += kTileHeight) {
+    const int count = rows - row < kTileHeight ? rows - row : kTileHeight;
+    attend_height(pages, room, row, count, span);
+    done(row, count);
+  }
+}
+
+// merge_row of so many rows, whose factors are computed together.
+inline void merge_height(const KvLayout& l, const TileRoom& room, int row, int count) {
+  const Workspace& w = room.w;
+  const Vec tops = load(w.top + row), span_tops = load(w.span_top), top = max(tops, span_tops);
+  float before[kLanes], now[kLanes];
+  store(before, exp(tops - top));
+  store(now, exp(span_tops - top));
+  for (int r = 0; r < count; ++r) {
+    if (w.span_mass[r] == 0.0f) continue;
+    const float* values = room.values + std::ptrdiff_t{r} * l.value_stride;
+    float* merged = w.merged + std::ptrdiff_t{row + r} * l.value_stride;
+    float& mass = w.mass[row + r];
+    if (mass == 0.0f) {
+      for (int i = 0; i < l.value_stride; i += kLanes) store(merged + i, load(values + i));
+      w.top[row + r] = w.span_top[r];
+      mass = w.span_mass[r];
+      continue;
+    }
+    for (int i = 0; i < l.value_stride; i += kLanes)
+      store(merged + i, fma(load(merged + i), splat(before[r]), load(values + i) * splat(now[r])));
+    w.top[row + r] = top[r];
+    mass = mass * before[r] + w.span_mass[r] * now[r];
+  }
+}
+
+// Scratch that attention_tiles and merge_spans take; of the other types, that of attention.
+inline std::size_t amx_scratch_floats(const KvLayout& l, int rows) {
+  const std::size_t floats = attention_scratch_floats(l, rows);
+  if (l.type != KvType::bfloat16) return floats;
+  const std::size_t tiles = tile_scratch_floats(l, rows);
+  return tiles > floats ? tiles : floats;
+}
+
+inline TileRoom tile_room(const KvLayout& l, int rows, float* scratch) {
+  return carve_tiles(l, rows, [&](std::ptrdiff_t floats) {
+    float* at = scratch;
+    scratch += floats;
+    return at;
+  });
+}
+
+inline void attention_tiles(const AttentionArgs& g, const AttentionTile& tile, float* scratch) {
+  const KvLayout& l = g.layout;
+  const int rows = tile.tokens * (g.heads / l.kv_heads);
+  const TileRoom room = tile_room(l, rows, scratch);
+  const TileScope scope(attention_shapes(rows < kTileHeight ? rows : kTileHeight));
+  gather_tile_queries(g, tile, room);
+  for (int r = 0; r < rows; ++r) room.w.mass[r] = 0.0f;
+  const int spans = (tile.first_position + tile.tokens - 1) / attention_span_keys(l) + 1;
+  for (int s = 0; s < spans; ++s) {
+    const Span span = span_of(g, tile, s);
+    if (span.begin < span.end)
+      attend_tile_span({g, tile}, room, rows, span,
+                       [&](int row, int count) { merge_height(l, room, row, count); });
+  }
+  scatter_outputs(g, tile, room.w);
+}
+
+inline void attention_tiles_span(const AttentionArgs& g, const AttentionTile& tile, int index,
+                                 float* scratch, float* partial) {
+  const KvLayout& l = g.layout;
+  const int rows = tile.tokens * (g.heads / l.kv_heads);
+  float* tops = partial + std::ptrdiff_t{rows} * l.value_stride;
+  float* masses = tops + rows;
+  const Span span = span_of(g, tile, index);
+  if (span.begin >= span.end) {
+    for (int r = 0; r < rows; ++r) masses[r] = 0.0f;
+    return;
+  }
+  const TileRoom room = tile_room(l, rows, scratch);
+  const TileScope scope(attention_shapes(rows < kTileHeight ? rows : kTileHeight));
+  gather_tile_queries(g, tile, room);
+  attend_tile_span({g, tile}, room, rows, span, [&](int row, int count) {
+    const std::ptrdiff_t floats = std::ptrdiff_t{count} * l.value_stride;
+    __builtin_memcpy(partial + std::ptrdiff_t{row} * l.value_stride, room.values,
+                     sizeof(float) * floats);
+    __builtin_memcpy(tops + row, room.w.span_top, sizeof(float) * count);
+    __builtin_memcpy(masses + row, room.w.span_mass, sizeof(float) * count);
+  });
+}
+
+// Sixteens of keys, and pairs of keys of values, are what the tiles take (see KvLayout).
+inline void write_tile_kv(const KvLayout& l, std::byte* pages, int offset, const float* key,
+                          const float* value) {
+  for (int head = 0; head < l.kv_heads; ++head) {
+    std::byte* page = pages + head * l.page_bytes;
+    bf16* keys = reinterpret_cast<bf16*>(page) + 2 * std::ptrdiff_t{offset};
+    bf16* values = reinterpret_cast<bf16*>(page + l.values) +
+                   2 * std::ptrdiff_t{offset / 2} * l.value_stride + offset % 2;
+    const float *k = key + head * l.head_dim, *v = value + head * l.head_dim;
+    for (int i = 0; i < l.head_dim; ++i) {
+      keys[std::ptrdiff_t{i / 2} * 2 * l.key_stride + i % 2] = from_float<bf16>(k[i]);
+      values[2 * i] = from_float<bf16>(v[i]);
+    }
+  }
+}
+
+inline void set_tile_attention(Kernels& kernels) {
+  constexpr int kBf16 = static_cast<int>(KvType::bfloat16);
+  kernels.kv_tiles = true;
+  kernels.write_kv[kBf16] = write_tile_kv;
+  kernels.attention[kBf16] = attention_tiles;
+  kernels.attention_span[kBf16] = attention_tiles_span;
+  kernels.attention_scratch_floats = amx_scratch_floats;
+}
+
+}  // namespace pyserve::PYSERVE_ISA
