@@ -28,6 +28,7 @@
 #include "kernels/simd.h"
 // simd.h first: the others build on it.
 #include "kernels/attention_amx.h"
+#include "kernels/tile_gemm.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -42,6 +43,8 @@ const Kernels& amx_kernels() {
     Kernels table = avx512_kernels();
     table.name = "amx";
     amx::set_tile_attention(table);
+    table.tile_rows = kTileRowGroup;
+    amx::set_tile_gemm(table);
     return table;
   }();
   return kernels;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/bf16.h"
 #include "kernels/kv_layout.h"
 
 namespace pyserve {
@@ -101,6 +102,26 @@ struct QuantGemmArgs {
   int columns;
 };
 
+// Where products are made of bfloat16 tiles: what a panel and its blocks measure, and how many rows
+// are multiplied together.
+inline constexpr int kTileColumns = 32;
+inline constexpr int kTileDepth = 32;
+inline constexpr int kTileRowGroup = 32;
+
+// c[rows, columns] = bias + a * panel, columns <= kTileColumns. Sums are float32: in ascending
+// order of depth block by block, each block's even and odd depths for themselves.
+struct TileGemmArgs {
+  const bf16* a;       // whole groups of rows, whole blocks of zeros past the depth
+  std::ptrdiff_t lda;  // in elements
+  int rows;
+  const std::uint8_t* panel;
+  int blocks;
+  const float* bias;  // kTileColumns of them, or null
+  float* c;
+  std::ptrdiff_t ldc;
+  int columns;
+};
+
 // One layer's paged keys and values, and the queries that look at them.
 struct AttentionArgs {
   const float* q;  // [tokens, heads * head_dim], rotated and scaled
@@ -133,6 +154,13 @@ struct Kernels {
   void (*quant_gemm[kQuantTypes])(const QuantGemmArgs&);  // indexed by QuantType
   // blocks * kQuantDepth floats to 8 bits, each block by its greatest magnitude; ties to even.
   void (*quantize_row)(const float* x, int blocks, QuantBlock* out);
+
+  // With tiles, where the instruction set has them; else null. Weights in bfloat16, and quantised
+  // ones indexed by QuantType.
+  void (*tile_gemm)(const TileGemmArgs&) = nullptr;
+  void (*quant_tile_gemm[kQuantTypes])(const TileGemmArgs&) = {};
+  // n floats to bfloat16, to nearest with ties to even, and zeros up to a multiple of kTileDepth.
+  void (*round_row)(const float* x, int n, bf16* out) = nullptr;
 
   // Indexed by KvType. Writes one token's keys and values, float32 [kv_heads, head_dim] each, at
   // `offset` of the block whose pages of the layer begin at `pages`.

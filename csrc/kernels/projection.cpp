@@ -13,9 +13,9 @@ constexpr int kValuesPerItem = 8192;
 
 }  // namespace
 
-QuantBlock* QuantizedRows::reserve(int rows, int blocks) {
-  data_.reserve(std::size_t(rows) * blocks * sizeof(QuantBlock));
-  return data_.as<QuantBlock>();
+void NarrowRows::reserve(int rows, int elements) {
+  blocks_.reserve(std::size_t(rows) * (elements / kQuantDepth) * sizeof(QuantBlock));
+  halves_.reserve(round_up(rows, kTileRowGroup) * half_stride(elements) * sizeof(bf16));
 }
 
 int Projection::Part::panels() const {
@@ -30,7 +30,7 @@ std::size_t Projection::bytes() const {
 }
 
 // The part that begins at that row, replaced if it was there.
-Projection::Part& Projection::part_at(int at, std::variant<Linear, QuantLinear> weight) {
+Projection::Part& Projection::part_at(int at, Weight weight) {
   const auto place = std::lower_bound(parts_.begin(), parts_.end(), at,
                                       [](const Part& part, int row) { return part.at < row; });
   if (place == parts_.end() || place->at != at)
@@ -40,18 +40,26 @@ Projection::Part& Projection::part_at(int at, std::variant<Linear, QuantLinear> 
 }
 
 void Projection::pack(ThreadPool& pool, const float* weight, int rows, int at) {
+  if (dtype_ == DType::bfloat16 && kernels_->tile_gemm != nullptr) {
+    Part& part = part_at(at, TileLinear(*kernels_, rows, in_));
+    return std::get<TileLinear>(part.weight).pack(pool, weight);
+  }
   Part& part = part_at(at, Linear(*kernels_, dtype_, rows, in_));
   std::get<Linear>(part.weight).pack(pool, weight);
 }
 
 void Projection::pack(ThreadPool& pool, const StoredFormat& format, const std::uint8_t* blocks,
                       int rows, int at) {
+  if (kernels_->tile_gemm != nullptr) {
+    Part& part = part_at(at, TileLinear(*kernels_, format, rows, in_));
+    return std::get<TileLinear>(part.weight).pack(pool, blocks);
+  }
   Part& part = part_at(at, QuantLinear(*kernels_, format, rows, in_));
   std::get<QuantLinear>(part.weight).pack(pool, blocks);
 }
 
 void Projection::set_bias(std::span<const float> bias, int at) {
-  const int padding = std::max(kernels_->panel_columns, kQuantColumns);
+  const int padding = std::max({kernels_->panel_columns, kQuantColumns, kTileColumns});
   if (bias_.bytes() == 0) bias_ = Buffer((out_ + padding) * sizeof(float));
   std::copy(bias.begin(), bias.end(), bias_.as<float>() + at);
 }
@@ -63,39 +71,52 @@ void Projection::read_row(int i, float* to) const {
   std::visit([&](const auto& w) { w.read_row(i - part.at, to); }, part.weight);
 }
 
-bool Projection::takes_floats() const {
-  return std::any_of(parts_.begin(), parts_.end(),
-                     [](const Part& part) { return std::holds_alternative<Linear>(part.weight); });
+void Projection::prepare_row(const float* a, int i, const NarrowRows& to) const {
+  if (takes<QuantLinear>()) kernels_->quantize_row(a, in_ / kQuantDepth, to.blocks(i, in_));
+  if (takes<TileLinear>()) kernels_->round_row(a, in_, to.halves(i, in_));
 }
 
-bool Projection::takes_blocks() const {
-  return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
-    return std::holds_alternative<QuantLinear>(part.weight);
-  });
-}
-
-const QuantBlock* Projection::quantize(ThreadPool& pool, const float* a, std::ptrdiff_t lda,
-                                       int rows, QuantizedRows& work) const {
-  if (!takes_blocks()) return nullptr;
-  const int blocks = in_ / kQuantDepth;
+void Projection::prepare(ThreadPool& pool, const float* a, std::ptrdiff_t lda, int rows,
+                         const NarrowRows& to) const {
+  if (!takes<QuantLinear>() && !takes<TileLinear>()) return;
   const profile::Range range(profile::Op::quantize, [&] {
     const double values = double(rows) * in_;
     return profile::Cost{
         .cached_bytes = values * (sizeof(float) + double(sizeof(QuantBlock)) / kQuantDepth),
         .float_operations = 4 * values};
   });
-  QuantBlock* to = work.reserve(rows, blocks);
   const int per_item = std::max(1, kValuesPerItem / in_);
   const auto run = [&](int item, int) {
     for (int row = item * per_item; row < std::min(rows, (item + 1) * per_item); ++row)
-      kernels_->quantize_row(a + row * lda, blocks, to + std::ptrdiff_t{row} * blocks);
+      prepare_row(a + row * lda, row, to);
   };
   const int items = (rows + per_item - 1) / per_item;
   if (items == 1)
     run(0, 0);
   else
     pool.run(items, run);
-  return to;
+}
+
+// Rows of the input that stay in the second-level cache while panels pass by.
+int Projection::row_block() const {
+  if (!takes<TileLinear>()) return kernels_->tile_rows * 16;
+  constexpr int kBytes = 512 << 10;
+  const int rows = kBytes / (in_ * static_cast<int>(sizeof(bf16)));
+  return std::max(rows / kTileRowGroup, 1) * kTileRowGroup;
+}
+
+void Projection::apply_panel(const Part& part, int panel, const ProjectionInput& a, int row,
+                             int rows, float* c, std::ptrdiff_t ldc) const {
+  const float* bias = bias_.bytes() == 0 ? nullptr : bias_.as<float>() + part.at;
+  if (const auto* dense = std::get_if<Linear>(&part.weight))
+    dense->apply_panel(panel, a.floats + row * a.stride, a.stride, rows, bias, c, ldc);
+  else if (const auto* quantized = std::get_if<QuantLinear>(&part.weight))
+    quantized->apply_panel(panel, a.narrow->blocks(row, in_), in_ / kQuantDepth, rows, bias, c,
+                           ldc);
+  else
+    std::get<TileLinear>(part.weight)
+        .apply_panel(panel, a.narrow->halves(row, in_), NarrowRows::half_stride(in_), rows, bias, c,
+                     ldc);
 }
 
 void Projection::apply(ThreadPool& pool, const ProjectionInput& a, int rows, float* c,
@@ -106,21 +127,13 @@ void Projection::apply(ThreadPool& pool, const ProjectionInput& a, int rows, flo
   const auto last = std::lower_bound(first, parts_.end(), end, starts_before);
   int panels = 0;
   for (auto part = first; part != last; ++part) panels += part->panels();
-  // Row blocks keep the rows of `a` in the second-level cache while panels pass by.
-  const int row_block = kernels_->tile_rows * 16;
+  const int row_block = this->row_block();
   pool.run(panels * ((rows + row_block - 1) / row_block), [&](int item, int) {
     const int row = item / panels * row_block, count = std::min(row_block, rows - row);
     int panel = item % panels;
     auto part = first;
     for (; panel >= part->panels(); ++part) panel -= part->panels();
-    const float* bias = bias_.bytes() == 0 ? nullptr : bias_.as<float>() + part->at;
-    float* to = c + row * ldc + part->at;
-    if (const auto* dense = std::get_if<Linear>(&part->weight))
-      dense->apply_panel(panel, a.floats + row * a.stride, a.stride, count, bias, to, ldc);
-    else
-      std::get<QuantLinear>(part->weight)
-          .apply_panel(panel, a.blocks + std::ptrdiff_t{row} * blocks(), blocks(), count, bias, to,
-                       ldc);
+    apply_panel(*part, panel, a, row, count, c + row * ldc + part->at, ldc);
   });
 }
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 
 #include "kernels/half.h"
 
@@ -16,9 +14,7 @@ QuantLinear::QuantLinear(const Kernels& kernels, const StoredFormat& format, int
       layout_(type_),
       out_(out),
       in_(in) {
-  if (in % format.elements != 0 || in % kQuantDepth != 0)
-    throw std::invalid_argument("rows of " + std::to_string(in) + " are no whole blocks of " +
-                                std::to_string(std::max(format.elements, kQuantDepth)));
+  check_blocks(format, in);
   panels_ = Buffer(panels() * layout_.bytes(blocks()));
 }
 

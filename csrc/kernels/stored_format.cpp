@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "kernels/half.h"
 
@@ -219,6 +221,12 @@ constexpr std::array kFormats = {
 }  // namespace
 
 std::span<const StoredFormat> stored_formats() { return kFormats; }
+
+void check_blocks(const StoredFormat& format, int elements) {
+  if (elements % format.elements == 0 && elements % kQuantDepth == 0) return;
+  throw std::invalid_argument("rows of " + std::to_string(elements) + " are no whole blocks of " +
+                              std::to_string(std::max(format.elements, kQuantDepth)));
+}
 
 const StoredFormat* stored_format_named(std::string_view name) {
   const auto found = std::find_if(kFormats.begin(), kFormats.end(),

@@ -35,6 +35,8 @@ struct StoredFormat {
 };
 
 std::span<const StoredFormat> stored_formats();
+// Throws std::invalid_argument where rows of so many elements are no whole blocks.
+void check_blocks(const StoredFormat& format, int elements);
 // By GGUF's name, such as "Q4_1"; null for a type that has no kernels.
 const StoredFormat* stored_format_named(std::string_view name);
 

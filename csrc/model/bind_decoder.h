@@ -166,12 +166,11 @@ inline at::Tensor apply_linear(const Projection& linear, const at::Tensor& x) {
   const auto from = span_of<float>(x, "x", 2);
   TORCH_CHECK_VALUE(x.size(1) == linear.in(), "x must be [rows, ", linear.in(), "]");
   at::Tensor y = at::empty({x.size(0), linear.out()}, at::kFloat);
-  QuantizedRows work;
   const int rows = static_cast<int>(x.size(0));
-  const ProjectionInput input = {
-      .floats = from.data(),
-      .stride = linear.in(),
-      .blocks = linear.quantize(shared_pool(), from.data(), linear.in(), rows, work)};
+  NarrowRows narrow;
+  narrow.reserve(rows, linear.in());
+  linear.prepare(shared_pool(), from.data(), linear.in(), rows, narrow);
+  const ProjectionInput input = {.floats = from.data(), .stride = linear.in(), .narrow = &narrow};
   linear.apply(shared_pool(), input, rows, y.mutable_data_ptr<float>(), linear.out());
   return y;
 }

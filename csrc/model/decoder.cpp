@@ -80,7 +80,7 @@ void Decoder::reserve(int tokens) {
   sublayer_ = matrix(tokens, config_.hidden_size);
   angles_ = matrix(std::ptrdiff_t(config_.ropes.size()) * tokens, config_.head_dim);
   const int widest = std::max({hidden, config_.q_size(), config_.intermediate_size});
-  quantized_.reserve(tokens, widest / kQuantDepth);
+  narrow_.reserve(tokens, widest);
 }
 
 void Decoder::compute_angles(const StepInput& step) {
@@ -130,8 +130,7 @@ void Decoder::enter_row(const Entry& entry, int from, int to, int thread) {
   const Projection& next = entry.projection;
   float* normed = next.takes_floats() ? normed_.row(to) : row_work_.row(thread);
   normalize_row(entry.norm, residual_.row(from), normed);
-  if (next.takes_blocks())
-    kernels_.quantize_row(normed, next.blocks(), quantized_.row(to, next.blocks()));
+  next.prepare_row(normed, to, narrow_);
 }
 
 // residual += sublayer, normalized first where the model has post norms; and the next sublayer's
@@ -204,7 +203,7 @@ void Decoder::activate(float* row) const {
 // From a layer's attention on, for the first rows of the work space.
 void Decoder::finish_layer(int layer, int rows) {
   const LayerWeights& w = weights_.layers[layer];
-  w.o.quantize(shared_pool(), attended_.begin(), attended_.stride, rows, quantized_);
+  w.o.prepare(shared_pool(), attended_.begin(), attended_.stride, rows, narrow_);
   project(Op::o, w.o, attended_, rows, sublayer_.begin(), sublayer_.stride);
   add_residual(w.attn_post_norm, rows, Entry{w.mlp_norm, w.gate_up});
   project(Op::gate_up, w.gate_up, normed_, rows, inner_.begin(), inner_.stride);
@@ -213,9 +212,7 @@ void Decoder::finish_layer(int layer, int rows) {
     const Range range(Op::activation, [&] { return row_cost(floats, 6); });
     for_rows(rows, 4 * config_.intermediate_size, [&](int row, int) {
       activate(inner_.row(row));
-      if (w.down.takes_blocks())
-        kernels_.quantize_row(inner_.row(row), w.down.blocks(),
-                              quantized_.row(row, w.down.blocks()));
+      w.down.prepare_row(inner_.row(row), row, narrow_);
     });
   }
   project(Op::down, w.down, inner_, rows, sublayer_.begin(), sublayer_.stride);
@@ -292,11 +289,11 @@ void Decoder::head(float* logits, float* hidden) {
   project(Op::lm_head, weights_.head(), normed_, rows, logits, config_.vocab_size);
 }
 
-// Of rows whose 8 bits, where the weight takes them, are in quantized_ already.
+// Of rows that are in narrow_ already, where the weight takes them so.
 void Decoder::project(Op op, const Projection& weight, const Matrix& from, int rows, float* to,
                       std::ptrdiff_t ldt, int begin, int end) {
   const Range range(op, [&] { return weight.cost(rows, begin, end); });
-  const ProjectionInput input = {from.begin(), from.stride, quantized_.begin()};
+  const ProjectionInput input = {from.begin(), from.stride, &narrow_};
   weight.apply(shared_pool(), input, rows, to, ldt, begin, end);
 }
 

@@ -102,7 +102,7 @@ class Decoder {
   int row_work_threads_ = 0;
   Matrix row_work_;  // [threads, hidden]
   PagedAttention attention_;
-  QuantizedRows quantized_;  // input of a projection with quantised weights
+  NarrowRows narrow_;  // input of a projection that takes fewer bits
   WantedTokens wanted_;
   std::shared_ptr<Buffer> logits_;
 };

@@ -36,6 +36,22 @@ def quantize_activations(x: Tensor) -> Tensor:
     return (values.double() * (top / 127.0).double()).view(x.shape)
 
 
-def product(x: Tensor, blocks: Tensor, kind: str) -> Tensor:
-    """What the kernels compute up to the rounding of their float32 sums over blocks."""
-    return quantize_activations(x) @ dequantize_weight(blocks, kind).double().T
+def cut_weight(weight: Tensor) -> Tensor:
+    """``weight`` as tiles hold it: made a little larger, then cut off after bfloat16's 8 bits; float64."""
+    larger = (weight.double() * (1 + 0.75 / 256)).float()
+    return (larger.view(torch.int32) & -65536).view(torch.float32).double()
+
+
+def product(x: Tensor, weight: Tensor, isa: str) -> Tensor:
+    """What the kernels compute of dequantised ``weight`` up to the rounding of their float32 sums, and
+    with tiles up to that of a weight before it is cut off."""
+    if isa == "amx":
+        return x.bfloat16().double() @ cut_weight(weight).T
+    return quantize_activations(x) @ weight.double().T
+
+
+def tolerance(x: Tensor, weight: Tensor, isa: str) -> float:
+    """Greatest absolute error of ``product``: with tiles, two weights of a sum a bit off."""
+    if isa == "amx":
+        return 2 * 2**-7 * float(weight.abs().max() * x.abs().max())
+    return 2e-7 * product(x, weight, isa).abs().max().item() * x.shape[1] ** 0.5

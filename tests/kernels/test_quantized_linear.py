@@ -16,6 +16,7 @@ from tests.kernels.quant_twin import (
     dequantize_weight,
     product,
     quantize_weight,
+    tolerance,
 )
 
 ISAS = supported_isas()
@@ -47,10 +48,11 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
 def test_agrees_with_exact_arithmetic(out: int, depth: int, kind: str, isa: str) -> None:
     x, blocks = random_pair(29, out, depth, kind)
     actual = Linear.from_blocks(kind, blocks, isa).apply(x)
-    expected = product(x, blocks, kind)
-    torch.testing.assert_close(
-        actual.double(), expected, rtol=1e-6, atol=2e-7 * expected.abs().max().item() * depth**0.5
-    )
+    weight = dequantize_weight(blocks, kind)
+    expected = product(x, weight, isa)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=tolerance(x, weight, isa))
+    error = (actual.double() - expected).abs().mean()
+    assert error <= 0.02 * expected.abs().mean()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -66,7 +68,8 @@ def test_the_greatest_integers_do_not_saturate(sign: float, kind: str, isa: str)
         x = torch.full((5, 96), sign)
         x[1, ::2] *= -1
         actual = Linear.from_blocks(kind, blocks, isa).apply(x)
-        torch.testing.assert_close(actual.double(), product(x, blocks, kind), rtol=1e-6, atol=1e-3)
+        expected = product(x, dequantize_weight(blocks, kind), isa)
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-3)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -128,14 +131,15 @@ def test_threads_do_not_change_bits(kind: str, restored_threads: None) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", TYPES)
-def test_infinities_and_nan_make_their_whole_row_nan(kind: str, isa: str) -> None:
+def test_infinities_and_nan_spoil_their_whole_row_and_no_other(kind: str, isa: str) -> None:
     x, blocks = random_pair(15, 40, 96, kind)
     linear = Linear.from_blocks(kind, blocks, isa)
     clean = linear.apply(x)
     x[3, 4] = float("nan")
     x[5, 70] = float("-inf")
     actual = linear.apply(x)
-    bad = actual.isnan()
+    # 8 bits have no infinity: its row is NaN there.
+    bad = ~actual.isfinite() if isa == "amx" else actual.isnan()
     assert bad.any(dim=1).nonzero().flatten().tolist() == [3, 5]
     assert bad[[3, 5]].all()
     kept = [r for r in range(15) if r not in (3, 5)]
@@ -151,7 +155,11 @@ def test_zeros_and_tiny_numbers_give_finite_results(kind: str, isa: str) -> None
     x[2, :32] = 1e-20
     actual = Linear.from_blocks(kind, blocks, isa).apply(x)
     assert (actual[:2] == 0).all()
-    torch.testing.assert_close(actual.double(), product(x, blocks, kind), rtol=1e-5, atol=1e-25)
+    weight = dequantize_weight(blocks, kind)
+    expected = product(x, weight, isa)
+    torch.testing.assert_close(
+        actual.double(), expected, rtol=1e-5, atol=max(1e-25, tolerance(x, weight, isa))
+    )
 
 
 @pytest.mark.parametrize("kind", TYPES)

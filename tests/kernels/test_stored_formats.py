@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyserve._C import Linear, stored_formats
+from pyserve._C import Linear, stored_formats, supported_isas
 from pyserve.models.dequantize import FORMATS
-from tests.kernels.quant_twin import dequantize_weight, quantize_activations, quantize_weight
+from tests.kernels.quant_twin import dequantize_weight, product, quantize_weight, tolerance
 from tests.models.gguf_blocks import random_blocks
 
 EXACT = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
@@ -94,15 +94,16 @@ def test_a_weight_that_is_not_finite_spoils_its_block_alone() -> None:
     assert spoilt.any(-1).nonzero().tolist() == [[2, 1], [3, 3]]
 
 
+@pytest.mark.parametrize("isa", supported_isas())
 @pytest.mark.parametrize("kind", sorted(stored_formats().keys() - PLAIN.keys()))
-def test_products_use_the_numbers_that_rows_are_read_as(kind: str) -> None:
+def test_products_use_the_numbers_that_rows_are_read_as(kind: str, isa: str) -> None:
     """The embedding and a tied head are one weight."""
     blocks = blocks_of(kind)
     x = torch.randn(7, DEPTH, generator=torch.Generator().manual_seed(2))
-    expected = quantize_activations(x) @ kept(kind, blocks).double().T
-    actual = Linear.from_blocks(kind, blocks).apply(x).double()
-    scale = expected.abs().max().item()
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-5 * scale)
+    weight = kept(kind, blocks)
+    expected = product(x, weight, isa)
+    actual = Linear.from_blocks(kind, blocks, isa).apply(x).double()
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=tolerance(x, weight, isa))
 
 
 def test_half_precision_is_rounded_as_numpy_does() -> None:
