@@ -9,11 +9,13 @@
 #pragma once
 
 #include "kernels/attention.h"
-// attention.h first: the others build on it.
+// attention.h first: the other builds on it.
 #include "kernels/attention_amx_soften.h"
-#include "kernels/attention_amx_tiles.h"
 
 namespace pyserve::PYSERVE_ISA {
+
+// All but the last height's weights are multiplied while the next one's scores are softened.
+inline constexpr int kTileAttentionRows = 6 * kTileHeight;
 
 PYSERVE_INLINE void store(bf16* p, __m256bh v) { __builtin_memcpy(p, &v, sizeof v); }
 
@@ -24,81 +26,80 @@ inline void gather_tile_queries(const AttentionArgs& g, const AttentionTile& til
     for (int h = 0; h < group; ++h) {
       const float* from =
           g.q + (tile.first_token + t) * g.ldq + (std::ptrdiff_t{tile.kv_head} * group + h) * dim;
-      bf16* to = room.q + std::ptrdiff_t{t * group + h} * room.w.depth;
+      bf16* to = room.q + std::ptrdiff_t{t * group + h} * g.layout.key_depth;
       int i = 0;
       for (; i + kLanes <= dim; i += kLanes) store(to + i, _mm512_cvtneps_pbh(load(from + i)));
       if (i < dim) store(to + i, _mm512_cvtneps_pbh(load_first(from + i, dim - i)));
     }
 }
 
-// The rows [row, row + count) against the keys of one span: fills values, span_top and span_mass.
-inline void attend_height(const Pages& pages, const TileRoom& room, int row, int count,
-                          const Span& span) {
-  const KvLayout& l = pages.g.layout;
-  const int group = pages.g.heads / l.kv_heads, window = pages.g.window;
-  const auto position_of = [&](int r) { return pages.tile.first_position + (row + r) / group; };
-  const int seen = position_of(count - 1) + 1;
-  if (seen <= span.begin) {
-    for (int r = 0; r < count; ++r) room.w.span_mass[r] = 0.0f;
-    return;
-  }
-  const Sixteens s(l, span, span.begin, seen < span.end ? seen : span.end);
-  const bf16* q = room.q + std::ptrdiff_t{row} * l.key_depth;
-  int v = s.first;
-  for (; v + kSums <= s.last; v += kSums)
-    score_tiles<kSums>(l, q, room.keys_at + v, room.scores + v * kTileFloats);
-  for (; v < s.last; ++v) score_tiles<1>(l, q, room.keys_at + v, room.scores + v * kTileFloats);
-  for (int r = 0; r < count; ++r) {
-    const int position = position_of(r), lowest = window > 0 ? position - window + 1 : 0;
-    soften_tile_row(l, room.scores + r * kLanes, s.first, s.last, span,
-                    lowest > span.begin ? lowest : span.begin,
-                    position + 1 < span.end ? position + 1 : span.end, room.w.span_top[r],
-                    room.w.span_mass[r]);
-  }
-  compiler_fence();
-  int element = 0;
-  for (; element + kSums * kLanes <= l.value_stride; element += kSums * kLanes)
-    weigh_tiles<kSums>(l, room, s.first, s.last, element);
-  for (; element < l.value_stride; element += kLanes)
-    weigh_tiles<1>(l, room, s.first, s.last, element);
-}
-
-// The tile against the keys of one span. Calls done(row, count) when values, span_top and span_mass
-// are those of the rows.
+// The tile against the keys of one span. Calls done(row, count, height) when values, and top and
+// mass of the height, are those of the rows.
 template <typename Done>
 PYSERVE_INLINE void attend_tile_span(const Pages& pages, const TileRoom& room, int rows,
                                      const Span& span, Done&& done) {
+  const KvLayout& l = pages.g.layout;
+  const int group = pages.g.heads / l.kv_heads, window = pages.g.window;
+  const auto position_of = [&](int row) { return pages.tile.first_position + row / group; };
+  const auto count_of = [&](int row) {
+    return rows - row < kTileHeight ? rows - row : kTileHeight;
+  };
   locate(pages, room, span);
   compiler_fence();
+  std::optional<Weighing> before;
+  const auto finish = [&](int row) {
+    before->finish();
+    done(row, count_of(row), room.heights[row / kTileHeight % 2]);
+    before.reset();
+  };
   for (int row = 0; row < rows; row += kTileHeight) {
-    const int count = rows - row < kTileHeight ? rows - row : kTileHeight;
-    attend_height(pages, room, row, count, span);
-    done(row, count);
+    const int count = count_of(row), seen = position_of(row + count - 1) + 1;
+    const Height& height = room.heights[row / kTileHeight % 2];
+    if (seen <= span.begin) {
+      for (int r = 0; r < count; ++r) height.mass[r] = 0.0f;
+      done(row, count, height);
+      continue;
+    }
+    const Sixteens s(l, span, span.begin, seen < span.end ? seen : span.end);
+    score_height(l, room.q + std::ptrdiff_t{row} * l.key_depth, room.keys_at, s, height.scores);
+    for (int r = 0; r < count; ++r) {
+      const int position = position_of(row + r), lowest = window > 0 ? position - window + 1 : 0;
+      const int steps = before ? (before->steps() + count - r - 1) / (count - r) : 0;
+      soften_tile_row(l, height.scores + r * kLanes, s.first, s.last, span,
+                      lowest > span.begin ? lowest : span.begin,
+                      position + 1 < span.end ? position + 1 : span.end, height.top[r],
+                      height.mass[r], before ? &*before : nullptr, steps);
+    }
+    compiler_fence();
+    if (before) finish(row - kTileHeight);
+    before.emplace(l, room, height.scores, s);
   }
+  if (before) finish((rows - 1) / kTileHeight * kTileHeight);
 }
 
 // merge_row of so many rows, whose factors are computed together.
-inline void merge_height(const KvLayout& l, const TileRoom& room, int row, int count) {
+inline void merge_height(const KvLayout& l, const TileRoom& room, int row, int count,
+                         const Height& height) {
   const Workspace& w = room.w;
-  const Vec tops = load(w.top + row), span_tops = load(w.span_top), top = max(tops, span_tops);
+  const Vec tops = load(w.top + row), span_tops = load(height.top), top = max(tops, span_tops);
   float before[kLanes], now[kLanes];
   store(before, exp(tops - top));
   store(now, exp(span_tops - top));
   for (int r = 0; r < count; ++r) {
-    if (w.span_mass[r] == 0.0f) continue;
+    if (height.mass[r] == 0.0f) continue;
     const float* values = room.values + std::ptrdiff_t{r} * l.value_stride;
     float* merged = w.merged + std::ptrdiff_t{row + r} * l.value_stride;
     float& mass = w.mass[row + r];
     if (mass == 0.0f) {
       for (int i = 0; i < l.value_stride; i += kLanes) store(merged + i, load(values + i));
-      w.top[row + r] = w.span_top[r];
-      mass = w.span_mass[r];
+      w.top[row + r] = height.top[r];
+      mass = height.mass[r];
       continue;
     }
     for (int i = 0; i < l.value_stride; i += kLanes)
       store(merged + i, fma(load(merged + i), splat(before[r]), load(values + i) * splat(now[r])));
     w.top[row + r] = top[r];
-    mass = mass * before[r] + w.span_mass[r] * now[r];
+    mass = mass * before[r] + height.mass[r] * now[r];
   }
 }
 
@@ -129,8 +130,9 @@ inline void attention_tiles(const AttentionArgs& g, const AttentionTile& tile, f
   for (int s = 0; s < spans; ++s) {
     const Span span = span_of(g, tile, s);
     if (span.begin < span.end)
-      attend_tile_span({g, tile}, room, rows, span,
-                       [&](int row, int count) { merge_height(l, room, row, count); });
+      attend_tile_span({g, tile}, room, rows, span, [&](int row, int count, const Height& height) {
+        merge_height(l, room, row, count, height);
+      });
   }
   scatter_outputs(g, tile, room.w);
 }
@@ -149,12 +151,12 @@ inline void attention_tiles_span(const AttentionArgs& g, const AttentionTile& ti
   const TileRoom room = tile_room(l, rows, scratch);
   const TileScope scope(attention_shapes(rows < kTileHeight ? rows : kTileHeight));
   gather_tile_queries(g, tile, room);
-  attend_tile_span({g, tile}, room, rows, span, [&](int row, int count) {
+  attend_tile_span({g, tile}, room, rows, span, [&](int row, int count, const Height& height) {
     const std::ptrdiff_t floats = std::ptrdiff_t{count} * l.value_stride;
     __builtin_memcpy(partial + std::ptrdiff_t{row} * l.value_stride, room.values,
                      sizeof(float) * floats);
-    __builtin_memcpy(tops + row, room.w.span_top, sizeof(float) * count);
-    __builtin_memcpy(masses + row, room.w.span_mass, sizeof(float) * count);
+    __builtin_memcpy(tops + row, height.top, sizeof(float) * count);
+    __builtin_memcpy(masses + row, height.mass, sizeof(float) * count);
   });
 }
 
@@ -177,6 +179,7 @@ inline void write_tile_kv(const KvLayout& l, std::byte* pages, int offset, const
 inline void set_tile_attention(Kernels& kernels) {
   constexpr int kBf16 = static_cast<int>(KvType::bfloat16);
   kernels.kv_tiles = true;
+  kernels.attention_rows[kBf16] = kTileAttentionRows;
   kernels.write_kv[kBf16] = write_tile_kv;
   kernels.attention[kBf16] = attention_tiles;
   kernels.attention_span[kBf16] = attention_tiles_span;

@@ -1,7 +1,7 @@
 // Tiles of float32 scores become tiles of bfloat16 weights. Included by attention_amx.h only.
 #pragma once
 
-#include "kernels/amx_tile.h"
+#include "kernels/attention_amx_tiles.h"
 
 namespace pyserve::PYSERVE_ISA {
 
@@ -65,31 +65,44 @@ PYSERVE_INLINE float top_lane(Vec v) {
 
 // Turns a row's scores in the sixteens [first, last) into bfloat16 weights; invisible keys get 0.
 // Sixteens are taken by pairs that begin at even ones, so that a lane of the sum has the same keys
-// always; the weights of both come to lie in the first one's line.
+// always. Their weights lie side by side, [pairs][kTileHeight][2][16], over scores that have been
+// read. Meanwhile so many steps of `other` are done.
 inline void soften_tile_row(const KvLayout& l, float* scores, int first, int last, const Span& span,
-                            int visible_begin, int visible_end, float& span_top, float& span_mass) {
+                            int visible_begin, int visible_end, float& top, float& mass,
+                            Weighing* other, int steps) {
   first = first / 2 * 2;
   last = (last + 1) / 2 * 2;
   hide_all_but(l, span, scores, first * kLanes, last * kLanes, visible_begin, visible_end);
   Vec highest[2] = {splat(-__builtin_inff()), splat(-__builtin_inff())};
   for (int v = first; v < last; v += 2)
     for (int i = 0; i < 2; ++i) highest[i] = max(load(scores + (v + i) * kTileFloats), highest[i]);
-  span_top = top_lane(max(highest[0], highest[1]));
+  top = top_lane(max(highest[0], highest[1]));
   constexpr float kLog2E = 1.44269504f;
   // All hidden: -infinity stays so, where -infinity + infinity would be NaN.
-  const Vec scale = splat(kLog2E);
-  const Vec shift = splat(span_top == -__builtin_inff() ? 0.0f : -span_top * kLog2E);
+  const Vec scale = splat(kLog2E), shift = splat(top == -__builtin_inff() ? 0.0f : -top * kLog2E);
   const auto ones = (__m512bh)_mm512_set1_epi16(0x3F80);
   Vec sum = {};
-  for (int v = first; v < last; v += 2) {
-    float* at = scores + v * kTileFloats;
+  const auto soften_pair = [&](int v) __attribute__((always_inline)) {
+    const float* at = scores + v * kTileFloats;
     const Vec low = exp2_roughly(fma(load(at), scale, shift));
     const Vec high = exp2_roughly(fma(load(at + kTileFloats), scale, shift));
     const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
-    __builtin_memcpy(at, &both, sizeof both);
+    __builtin_memcpy(scores + v / 2 * kTileFloats, &both, sizeof both);
     sum = _mm512_dpbf16_ps(sum, both, ones);
+  };
+  int v = first;
+  for (; steps > 0 && v + 2 * kSums <= last; v += 2 * kSums, --steps) {
+    other->part<0>();
+    soften_pair(v);
+    other->part<1>();
+    soften_pair(v + 2);
+    other->part<2>();
+    soften_pair(v + 4);
+    other->part<3>();
+    soften_pair(v + 6);
   }
-  span_mass = add_lanes(sum);
+  for (; v < last; v += 2) soften_pair(v);
+  mass = add_lanes(sum);
 }
 
 }  // namespace pyserve::PYSERVE_ISA

@@ -2,6 +2,8 @@
 // against values. Included by attention_amx.h only.
 #pragma once
 
+#include "kernels/amx_tile.h"
+
 namespace pyserve::PYSERVE_ISA {
 
 // Tiles 0 to 3 are sums; 4 times 5 takes 32 of depth, 6 times 7 takes 16.
@@ -22,13 +24,19 @@ inline int span_sixteens(const KvLayout& l) {
   return static_cast<int>(round_up(slots / kLanes, 2));
 }
 
-// Views into the caller's scratch. Sixteens are of keys that lie together. Of scores and values
-// there is one height of rows.
+// One height of rows against one span.
+struct Height {
+  float* scores;  // [sixteens][kTileHeight][16]; then weights, see soften_tile_row
+  float* top;     // [kTileHeight] greatest score
+  float* mass;    // [kTileHeight] sum of weights
+};
+
+// Views into the caller's scratch. A sixteen is of keys, which lie together in a block.
 struct TileRoom {
-  Workspace w;    // merged, top, mass, span_top, span_mass
-  bf16* q;        // [rows, depth]
-  float* scores;  // [sixteens][kTileHeight][16]; then weights in their place, see soften
-  float* values;  // [kTileHeight, value_stride]
+  Workspace w;                // merged, top, mass
+  bf16* q;                    // [rows, depth]
+  Height heights[2];          // one's scores are softened while the other's weights are multiplied
+  float* values;              // [kTileHeight, value_stride]
   const std::byte** keys_at;  // of each sixteen
   const std::byte** values_at;
   std::byte* edge;  // values of sixteen keys of which some are not written yet: those are zero
@@ -37,17 +45,18 @@ struct TileRoom {
 template <typename Take>
 inline TileRoom carve_tiles(const KvLayout& l, int rows, Take&& take) {
   TileRoom room;
-  const std::ptrdiff_t height = round_up(rows, kTileHeight), sixteens = span_sixteens(l);
-  room.scores = take(sixteens * kTileFloats);
+  const std::ptrdiff_t all_rows = round_up(rows, kTileHeight), sixteens = span_sixteens(l);
+  for (Height& height : room.heights) {
+    height.scores = take(sixteens * kTileFloats);
+    height.top = take(kTileHeight);
+    height.mass = take(kTileHeight);
+  }
   room.values = take(kTileHeight * l.value_stride);
   room.edge = reinterpret_cast<std::byte*>(take(kTileHeight / 2 * l.value_stride));
-  room.w.merged = take(height * l.value_stride);
-  room.w.top = take(height);
-  room.w.mass = take(height);
-  room.w.span_top = take(kTileHeight);
-  room.w.span_mass = take(kTileHeight);
-  room.w.depth = l.key_depth;
-  room.q = reinterpret_cast<bf16*>(take(height * l.key_depth / 2));
+  room.w.merged = take(all_rows * l.value_stride);
+  room.w.top = take(all_rows);
+  room.w.mass = take(all_rows);
+  room.q = reinterpret_cast<bf16*>(take(all_rows * l.key_depth / 2));
   room.keys_at = reinterpret_cast<const std::byte**>(take(2 * sixteens));
   room.values_at = reinterpret_cast<const std::byte**>(take(2 * sixteens));
   return room;
@@ -164,39 +173,94 @@ PYSERVE_INLINE void score_tiles(const KvLayout& l, const bf16* q, const std::byt
   if constexpr (Count > 3) _tile_stored(3, scores + 3 * kTileFloats, kTileRowBytes);
 }
 
-// Sums of weights times values over the sixteens [first, last), of 16 Count elements.
-template <int Count>
-PYSERVE_INLINE void weigh_tiles(const KvLayout& l, const TileRoom& room, int first, int last,
-                                int element) {
-  const std::ptrdiff_t step = l.value_stride * 4;
-  _tile_zero(0);
-  if constexpr (Count > 1) _tile_zero(1);
-  if constexpr (Count > 2) _tile_zero(2);
-  if constexpr (Count > 3) _tile_zero(3);
-  for (int v = first; v < last; ++v) {
-    const std::byte* values = room.values_at[v] + element * 4;
-    // A pair's weights lie side by side in the first one's place.
-    _tile_loadd(6, room.scores + v / 2 * 2 * kTileFloats + v % 2 * (kLanes / 2), kTileRowBytes);
-    _tile_stream_loadd(7, values, step);
-    _tile_dpbf16ps(0, 6, 7);
-    if constexpr (Count > 1) {
-      _tile_stream_loadd(7, values + 1 * kTileRowBytes, step);
-      _tile_dpbf16ps(1, 6, 7);
+inline void score_height(const KvLayout& l, const bf16* q, const std::byte* const* keys_at,
+                         Sixteens s, float* scores) {
+  int v = s.first;
+  for (; v + kSums <= s.last; v += kSums)
+    score_tiles<kSums>(l, q, keys_at + v, scores + v * kTileFloats);
+  for (; v < s.last; ++v) score_tiles<1>(l, q, keys_at + v, scores + v * kTileFloats);
+}
+
+// A height's weights times the values of the sixteens [first, last), a step at a time, so that it
+// can go on between other work: the tile registers are a unit of their own.
+class Weighing {
+ public:
+  Weighing(const KvLayout& l, const TileRoom& room, const float* weights, Sixteens s)
+      : l_(l), room_(room), weights_(weights), s_(s), v_(s.first) {}
+
+  // Steps of kSums tiles each that are left before finish has little to do.
+  int steps() const { return l_.value_stride / (kSums * kLanes) * (s_.last - s_.first) - done_; }
+  // A step is done in kSums parts.
+  template <int Part>
+  PYSERVE_INLINE void part() {
+    const std::ptrdiff_t step = l_.value_stride * 4;
+    if constexpr (Part == 0) {
+      if (v_ == s_.first) zero<kSums>();
+      load_weights();
     }
-    if constexpr (Count > 2) {
-      _tile_stream_loadd(7, values + 2 * kTileRowBytes, step);
-      _tile_dpbf16ps(2, 6, 7);
-    }
-    if constexpr (Count > 3) {
-      _tile_stream_loadd(7, values + 3 * kTileRowBytes, step);
+    _tile_stream_loadd(7, room_.values_at[v_] + element_ * 4 + Part * kTileRowBytes, step);
+    if constexpr (Part == 0) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (Part == 1) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (Part == 2) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (Part == 3) {
       _tile_dpbf16ps(3, 6, 7);
+      ++done_;
+      if (++v_ == s_.last) store_sums<kSums>();
     }
   }
-  float* to = room.values + element;
-  _tile_stored(0, to, step);
-  if constexpr (Count > 1) _tile_stored(1, to + 1 * kLanes, step);
-  if constexpr (Count > 2) _tile_stored(2, to + 2 * kLanes, step);
-  if constexpr (Count > 3) _tile_stored(3, to + 3 * kLanes, step);
-}
+  // What is left: all of the height's values are in place.
+  void finish() {
+    while (steps() > 0) {
+      part<0>();
+      part<1>();
+      part<2>();
+      part<3>();
+    }
+    while (element_ < l_.value_stride) {
+      zero<1>();
+      for (; v_ < s_.last; ++v_) {
+        load_weights();
+        _tile_stream_loadd(7, room_.values_at[v_] + element_ * 4, l_.value_stride * 4);
+        _tile_dpbf16ps(0, 6, 7);
+      }
+      store_sums<1>();
+    }
+  }
+
+ private:
+  PYSERVE_INLINE void load_weights() {
+    _tile_loadd(6, weights_ + v_ / 2 * kTileFloats + v_ % 2 * (kLanes / 2), kTileRowBytes);
+  }
+  template <int Count>
+  PYSERVE_INLINE void zero() {
+    _tile_zero(0);
+    if constexpr (Count > 1) {
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+  template <int Count>
+  PYSERVE_INLINE void store_sums() {
+    const std::ptrdiff_t step = l_.value_stride * 4;
+    float* to = room_.values + element_;
+    _tile_stored(0, to, step);
+    if constexpr (Count > 1) {
+      _tile_stored(1, to + kLanes, step);
+      _tile_stored(2, to + 2 * kLanes, step);
+      _tile_stored(3, to + 3 * kLanes, step);
+    }
+    element_ += Count * kLanes;
+    v_ = s_.first;
+  }
+
+  const KvLayout& l_;
+  const TileRoom& room_;
+  const float* weights_;
+  Sixteens s_;
+  int element_ = 0;
+  int v_;
+  int done_ = 0;
+};
 
 }  // namespace pyserve::PYSERVE_ISA
