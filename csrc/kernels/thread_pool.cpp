@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::uint64_t kOpen = std::uint64_t{1} << 31;
 constexpr std::uint64_t kInside = kOpen - 1;
+constexpr std::uint64_t kItem = 0xFFFFFFFF;
 constexpr auto kSpin = std::chrono::microseconds(50);
 
 void pause() {
@@ -27,7 +28,7 @@ void pause() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int size) {
+ThreadPool::ThreadPool(int size) : shares_(std::make_unique<Share[]>(size)) {
   workers_.reserve(size - 1);
   for (int thread = 1; thread < size; ++thread)
     workers_.emplace_back([this, thread] { work(thread); });
@@ -40,16 +41,23 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-// Takes long runs of neighbouring items first (they stream through memory, and are prefetched, in
-// order), single ones at the end (so that all threads finish together).
+void ThreadPool::share_out(int items) {
+  for (int thread = 0; thread < size(); ++thread) {
+    const auto bound = [&](int i) { return std::uint64_t(items) * i / size(); };
+    shares_[thread].left.store(bound(thread) << 32 | bound(thread + 1));
+  }
+}
+
 void ThreadPool::drain(int thread) {
-  const int items = items_;
-  int begin = next_.load();
-  while (begin < items) {
-    const int count = std::max(1, (items - begin) / (2 * size()));
-    if (!next_.compare_exchange_weak(begin, begin + count)) continue;
-    for (int item = begin; item < begin + count; ++item) call_(body_, item, thread);
-    begin = next_.load();
+  for (int i = 0; i < size(); ++i) {
+    const int owner = (thread + i) % size();
+    std::atomic<std::uint64_t>& left = shares_[owner].left;
+    for (std::uint64_t seen = left.load(); seen >> 32 < (seen & kItem);) {
+      const bool own = owner == thread;
+      if (!left.compare_exchange_weak(seen, own ? seen + (kItem + 1) : seen - 1)) continue;
+      call_(body_, static_cast<int>(own ? seen >> 32 : (seen & kItem) - 1), thread);
+      seen = left.load();
+    }
   }
 }
 
@@ -61,8 +69,7 @@ void ThreadPool::run_erased(int items, const void* body, Call call) {
   const std::lock_guard<std::mutex> lock(callers_);
   body_ = body;
   call_ = call;
-  items_ = items;
-  next_.store(0);
+  share_out(items);
   const std::uint64_t number = (gate_.load() >> 32) + 1;
   gate_.store(number << 32 | kOpen);
   gate_.notify_all();  // costs a system call only where a worker sleeps
