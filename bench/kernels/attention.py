@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import torch
 from limit import Limits, Work, attention_work, best_seconds, measure_limits
@@ -59,16 +60,11 @@ class Layers:
         step = [(op, q, ends, contexts, self.table) for op in self.ops]
         return best_seconds(lambda: [op.attend(*inputs) for op, *inputs in step]) / len(self.ops)
 
-    def work(self, take: int, kv: str) -> Work:
+    def work(self, take: int, kv: str, *, tiles: bool) -> Work:
         """What that cannot do without."""
-        one = attention_work(
-            take, self.context, self.heads, self.kv_heads, self.head_dim, KV_BYTES[kv]
-        )
-        return Work(
-            memory_bytes=self.batch * one.memory_bytes,
-            cached_bytes=self.batch * one.cached_bytes,
-            float_operations=self.batch * one.float_operations,
-        )
+        shape = (self.heads, self.kv_heads, self.head_dim, KV_BYTES[kv])
+        one = attention_work(take, self.context, *shape, tiles=tiles)
+        return Work(**{name: self.batch * amount for name, amount in asdict(one).items()})
 
 
 def cases() -> Iterator[tuple[str, int, int, int]]:
@@ -101,7 +97,8 @@ def main() -> None:
                     args.model, batch, context, kv, isa, torch.Generator().manual_seed(0)
                 )
                 seconds = layers.seconds(take)
-                percent = limit.percent(layers.work(take, kv), seconds)
+                work = layers.work(take, kv, tiles=limit.tile_operations > 0)
+                percent = limit.percent(work, seconds)
                 line += f" {seconds * 1e3:11.3f} {percent:5.0f}"
             print(line, flush=True)
 

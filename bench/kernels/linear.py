@@ -2,6 +2,7 @@
 and % of what memory or arithmetic allow.
 
 python bench/kernels/linear.py [--threads N] [--isa avx512] [--weights float32|bfloat16|Q8_0|Q4_0|Q4_1]
+    [--model Llama-3.2-1B] [--rows 1,16,512]
 
 torch's column is its float32 product, or bfloat16 beside ours in bfloat16.
 """
@@ -9,15 +10,22 @@ torch's column is its float32 product, or bfloat16 beside ours in bfloat16.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from limit import Limits, best_seconds, linear_work, measure_limits
 
 from pyserve._C import Linear, set_num_threads
 
-# (out, in) of SmolLM2-135M's layers (qkv, o, gate+up, down), and of its head.
-SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576)]
-ROWS = [1, 4, 16, 64, 256, 512]
+# (out, in) of layers (qkv, o, gate+up, down), and of the head: of the larger model a quarter of it.
+MODELS = {
+    "SmolLM2-135M": [(960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576)],
+    "Llama-3.2-1B": [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (32064, 2048)],
+}
+ROWS = "1,2,4,8,16,32,64,128,256,512"
+STREAMED_BYTES = 192 << 20
+"""Of weights that calls take in turn, so that each streams its own from memory."""
 BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
 
 
@@ -37,23 +45,33 @@ def pack(weight: torch.Tensor, weights: str, isa: str) -> Linear:
     return Linear(weight, weights, isa)
 
 
-def compare(out: int, depth: int, rows: int, weights: str, isa: str, limits: Limits) -> str:
-    """One line: ours and torch's on weights that every call streams from memory."""
-    copies = max(1, (192 << 20) // (4 * out * depth))
-    plain = [torch.randn(out, depth) for _ in range(copies)]
-    packed = [pack(w, weights, isa) for w in plain]
-    plain = [w.to(torch.bfloat16 if weights == "bfloat16" else torch.float32) for w in plain]
-    x = torch.randn(rows, depth)
-    y = x.to(plain[0].dtype)
-    ours = best_seconds(lambda: [p.apply(x) for p in packed]) / copies
-    theirs = best_seconds(lambda: [torch.nn.functional.linear(y, w) for w in plain]) / copies
-    flops = 2 * rows * out * depth
-    percent = limits.percent(linear_work(rows, out, depth, weights, packed[0].bytes), ours)
-    return (
-        f"{out:5} {depth:5} {rows:4} | {ours * 1e6:8.1f} {flops / ours / 1e9:8.1f}"
-        f" {packed[0].bytes / ours / 1e9:6.1f} {percent:5.0f}"
-        f" | {theirs * 1e6:8.1f} {flops / theirs / 1e9:8.1f}"
-    )
+def seconds_each(products: Sequence[Callable[[torch.Tensor], object]], x: torch.Tensor) -> float:
+    """Of one product, where all of them take turns."""
+    return best_seconds(lambda: [product(x) for product in products]) / len(products)
+
+
+def compare(
+    out: int, depth: int, numbers: list[int], weights: str, isa: str, limits: Limits
+) -> Iterator[str]:
+    """A line for each number of rows: ours and torch's on weights that every call streams from memory."""
+    some = torch.randn(out, depth)
+    packed = [pack(some, weights, isa)]
+    packed += [pack(some, weights, isa) for _ in range(STREAMED_BYTES // packed[0].bytes)]
+    plain = [some.to(torch.bfloat16 if weights == "bfloat16" else torch.float32)]
+    plain += [plain[0].clone() for _ in range(STREAMED_BYTES // plain[0].nbytes)]
+    products = [partial(torch.nn.functional.linear, weight=weight) for weight in plain]
+    tiles = limits.tile_operations > 0
+    for rows in numbers:
+        x = torch.randn(rows, depth)
+        ours = seconds_each([weight.apply for weight in packed], x)
+        theirs = seconds_each(products, x.to(plain[0].dtype))
+        flops = 2 * rows * out * depth
+        work = linear_work(rows, out, depth, weights, packed[0].bytes, tiles=tiles)
+        yield (
+            f"{out:5} {depth:5} {rows:4} | {ours * 1e6:8.1f} {flops / ours / 1e9:8.1f}"
+            f" {packed[0].bytes / ours / 1e9:6.1f} {limits.percent(work, ours):5.0f}"
+            f" | {theirs * 1e6:8.1f} {flops / theirs / 1e9:8.1f}"
+        )
 
 
 def main() -> None:
@@ -64,15 +82,18 @@ def main() -> None:
     parser.add_argument(
         "--weights", default="float32", choices=["float32", "bfloat16", *BLOCK_BYTES]
     )
+    parser.add_argument("--model", default="SmolLM2-135M", choices=list(MODELS))
+    parser.add_argument("--rows", default=ROWS)
     args = parser.parse_args()
+    numbers = [int(number) for number in args.rows.split(",")]
     torch.set_num_threads(args.threads)
     set_num_threads(args.threads)
     limits = measure_limits(isa=args.isa)
     print(f"limits: {limits}")
     print("  out    in rows |  ours us  GFLOP/s   GB/s %lim. | torch us  GFLOP/s")
-    for out, depth in SHAPES:
-        for rows in ROWS:
-            print(compare(out, depth, rows, args.weights, args.isa, limits))
+    for out, depth in MODELS[args.model]:
+        for line in compare(out, depth, numbers, args.weights, args.isa, limits):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@
 #include "kernels/simd.h"
 // simd.h first: the others build on it.
 #include "kernels/attention_amx.h"
+#include "kernels/peak_tile.h"
 #include "kernels/tile_gemm.h"
 
 #if defined(__clang__)
@@ -46,6 +47,7 @@ const Kernels& amx_kernels() {
     amx::set_tile_attention(table);
     table.tile_rows = kTileRowGroup;
     amx::set_tile_gemm(table);
+    table.peak_tile = amx::peak_tile;
     return table;
   }();
   return kernels;

@@ -198,10 +198,12 @@ struct Kernels {
   // weights[i] = e^((x[i] - top) * scale) for x <= top; returns their sum.
   float (*exp_sum)(const float* x, int n, float top, float scale, float* weights);
 
-  // For measuring what a core can do at best. Multiply-adds between registers, in float32 and in 8
-  // bits; both return the number of operations, two each.
+  // For measuring what a core can do at best. Multiply-adds between registers, in float32, in 8
+  // bits, and of bfloat16 tiles where there are any; each returns the number of operations, two a
+  // multiply-add.
   double (*peak_float)(std::int64_t turns);
   double (*peak_int)(std::int64_t turns);
+  double (*peak_tile)(std::int64_t turns) = nullptr;
   void (*read_bytes)(const char* from, std::size_t bytes);  // loads, and nothing else
 };
 

@@ -149,6 +149,8 @@ profile::Cost Projection::cost(int rows, int begin, int end) const {
           cost.memory_bytes += double(w.bytes());
           if constexpr (std::is_same_v<Weight, QuantLinear>)
             cost.int_operations += operations;
+          else if constexpr (std::is_same_v<Weight, TileLinear>)
+            cost.tile_operations += operations;
           else
             cost.float_operations += operations;
         },

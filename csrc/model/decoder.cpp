@@ -313,9 +313,12 @@ profile::Cost Decoder::attention_cost(const StepInput& step, int layer) const {
     for (int length = first + 1; length <= context; ++length) pairs += seen(length);
   }
   const double width = double(config_.num_heads) * config_.head_dim;
+  const double operations = 4 * pairs * width;
+  const bool tiles = kernels_.kv_tiles && cache_.layout().type == KvType::bfloat16;
   return {.memory_bytes = keys * cache_.layout().layer_bytes / cache_.block_size(),
           .cached_bytes = 2 * step.cu_seqlens.back() * width * sizeof(float),
-          .float_operations = 4 * pairs * width};
+          .float_operations = tiles ? 0 : operations,
+          .tile_operations = tiles ? operations : 0};
 }
 
 std::shared_ptr<Buffer> Decoder::logits_room(int rows) {

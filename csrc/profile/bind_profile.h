@@ -41,10 +41,12 @@ inline double measure_read(std::int64_t working_set, double seconds, const std::
 }
 
 inline double measure_peak(const std::string& kind, double seconds, const std::string& isa) {
-  TORCH_CHECK_VALUE(kind == "float32" || kind == "int8", "kind must be float32 or int8, got ",
-                    kind);
-  const auto arithmetic = kind == "int8" ? profile::Arithmetic::int8 : profile::Arithmetic::float32;
-  return profile::measure_peak(kernels_for(isa), arithmetic, seconds);
+  const Kernels& kernels = kernels_for(isa);
+  using profile::Arithmetic;
+  if (kind == "float32") return profile::measure_peak(kernels, Arithmetic::float32, seconds);
+  if (kind == "int8") return profile::measure_peak(kernels, Arithmetic::int8, seconds);
+  TORCH_CHECK_VALUE(kind == "tile", "kind must be float32, int8 or tile, got ", kind);
+  return profile::measure_peak(kernels, Arithmetic::tile, seconds);
 }
 
 inline double time_rows(const std::string& op, int rows, int width, double seconds,
@@ -70,7 +72,10 @@ inline void bind_profile(py::module_& m) {
           "In float32; a multiply-add is two.")
       .def_property_readonly(
           "int_operations", [](const OpTime& t) { return t.cost.int_operations; },
-          "In 8 bits; a multiply-add is two.");
+          "In 8 bits; a multiply-add is two.")
+      .def_property_readonly(
+          "tile_operations", [](const OpTime& t) { return t.cost.tile_operations; },
+          "Of bfloat16 in tile registers; a multiply-add is two.");
   m.def("profile_start", &profile::start, "Forgets all op times and begins to take them.");
   m.def("profile_stop", &stop_profile,
         "Ends it: {op: OpTime} of those that ran. Ranges that are still open are not counted.");
@@ -88,7 +93,8 @@ inline void bind_profile(py::module_& m) {
         "Bytes a second that all threads together read, each of its own share of that many bytes.");
   m.def("measure_peak", &measure_peak, no_gil, py::arg("kind"), py::arg("seconds") = 0.1,
         py::arg("isa") = "",
-        "Operations a second (a multiply-add is two) of all threads in \"float32\" or \"int8\".");
+        "Operations a second (a multiply-add is two) of all threads in \"float32\", \"int8\" or "
+        "\"tile\": bfloat16 in tile registers, 0 where the instruction set has none.");
   m.def(
       "time_rows", &time_rows, no_gil, py::arg("op"), py::arg("rows"), py::arg("width"),
       py::arg("seconds") = 0.05, py::arg("isa") = "",

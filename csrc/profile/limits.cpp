@@ -29,7 +29,10 @@ double measure_read(const Kernels& kernels, std::size_t bytes, double seconds) {
 
 double measure_peak(const Kernels& kernels, Arithmetic arithmetic, double seconds) {
   constexpr std::int64_t kTurns = 200'000;  // about a millisecond
-  const auto peak = arithmetic == Arithmetic::float32 ? kernels.peak_float : kernels.peak_int;
+  const auto peak = arithmetic == Arithmetic::float32 ? kernels.peak_float
+                    : arithmetic == Arithmetic::int8  ? kernels.peak_int
+                                                      : kernels.peak_tile;
+  if (peak == nullptr) return 0;
   ThreadPool& pool = shared_pool();
   std::vector<double> operations(pool.size());
   return best_rate(seconds, [&] {

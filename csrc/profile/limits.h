@@ -12,8 +12,9 @@ namespace pyserve::profile {
 // `seconds`.
 double measure_read(const Kernels& kernels, std::size_t bytes, double seconds);
 
-// Operations a second (a multiply-add is two) of all threads of the shared pool together.
-enum class Arithmetic { float32, int8 };
+// Operations a second (a multiply-add is two) of all threads of the shared pool together; 0 where
+// the instruction set has none such.
+enum class Arithmetic { float32, int8, tile };
 double measure_peak(const Kernels& kernels, Arithmetic arithmetic, double seconds);
 
 }  // namespace pyserve::profile

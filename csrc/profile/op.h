@@ -90,12 +90,14 @@ struct Cost {
   double cached_bytes = 0;      // activations, read and written
   double float_operations = 0;  // float32; a multiply-add is two
   double int_operations = 0;    // 8-bit multiply-adds, two each
+  double tile_operations = 0;   // bfloat16 multiply-adds in tile registers, two each
 
   Cost& operator+=(const Cost& other) {
     memory_bytes += other.memory_bytes;
     cached_bytes += other.cached_bytes;
     float_operations += other.float_operations;
     int_operations += other.int_operations;
+    tile_operations += other.tile_operations;
     return *this;
   }
 };

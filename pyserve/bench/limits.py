@@ -36,6 +36,10 @@ class Cost(Protocol):
     def int_operations(self) -> float:
         """8 bits; a multiply-add is two."""
 
+    @property
+    def tile_operations(self) -> float:
+        """bfloat16 in tile registers; a multiply-add is two."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -45,16 +49,18 @@ class Work:
     cached_bytes: float = 0.0
     float_operations: float = 0.0
     int_operations: float = 0.0
+    tile_operations: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of all threads of the pool together, a second."""
+    """Of all threads of the pool together, a second; ``tile_operations`` is 0 where there are no tiles."""
 
     memory_bytes: float
     cached_bytes: float
     float_operations: float
     int_operations: float
+    tile_operations: float
     threads: int
     isa: str
 
@@ -64,7 +70,8 @@ class Limits:
             "memory": cost.memory_bytes / self.memory_bytes,
             "cache": cost.cached_bytes / self.cached_bytes,
             "arithmetic": cost.float_operations / self.float_operations
-            + cost.int_operations / self.int_operations,
+            + cost.int_operations / self.int_operations
+            + (cost.tile_operations / self.tile_operations if cost.tile_operations else 0.0),
         }
 
     def seconds(self, cost: Cost) -> float:
@@ -89,6 +96,7 @@ class Limits:
             f"{self.threads} threads, {self.isa}: memory {self.memory_bytes / 1e9:.1f} GB/s,"
             f" caches {self.cached_bytes / 1e9:.0f} GB/s, float32 {self.float_operations / 1e9:.0f} GFLOP/s,"
             f" int8 {self.int_operations / 1e9:.0f} GOP/s"
+            + (f", tiles {self.tile_operations / 1e9:.0f} GFLOP/s" if self.tile_operations else "")
         )
 
 
@@ -106,8 +114,10 @@ def measure_limits(working_set_bytes: int = MOST_MEMORY_BYTES, isa: str = "") ->
             _C.measure_read(CACHED_BYTES_PER_THREAD * threads, 0.1, isa),
             _C.measure_peak("float32", 0.1, isa),
             _C.measure_peak("int8", 0.1, isa),
+            _C.measure_peak("tile", 0.1, isa),
         )
         for _ in range(2)
     ]
-    memory_s, cached_s, float_s, int_s = map(max, zip(*rounds, strict=True))
-    return Limits(memory_s, cached_s, float_s, int_s, threads, isa or _C.supported_isas()[-1])
+    memory_s, cached_s, float_s, int_s, tile_s = map(max, zip(*rounds, strict=True))
+    isa = isa or _C.supported_isas()[-1]
+    return Limits(memory_s, cached_s, float_s, int_s, tile_s, threads, isa)

@@ -59,6 +59,7 @@ class Row:
     cached_bytes: float
     float_operations: float
     int_operations: float
+    tile_operations: float
     limit_ms: float
     bound: str
 
@@ -155,12 +156,22 @@ class StepBench:
         return self._decode(case, steps)
 
     def _decode(self, case: Case, steps: int) -> StepReport:
-        output_tokens = 2 * steps + WARM_STEPS + 2
+        # Those that enter first decode while others do: they must not end before the last measured step.
+        entering = 2 * -(-case.batch * case.context // self._max_batch_tokens) + 2
+        output_tokens = entering + 2 * steps + WARM_STEPS + 2
         loop = self._loop(case.batch, case.context + output_tokens)
-        _turn(loop, self._submit(case.batch, case.context, output_tokens))
-        while loop.statistics.scheduler.decode_sequences < case.batch:
-            _turn(loop)
-        return self._measure(case, lambda: _turn(loop), WARM_STEPS, steps)
+        fewest = _turn(loop, self._submit(case.batch, case.context, output_tokens))
+        while fewest < case.batch and not loop.scheduler.idle:
+            fewest = _turn(loop)
+
+        def step() -> None:
+            nonlocal fewest
+            fewest = min(fewest, _turn(loop))
+
+        report = self._measure(case, step, WARM_STEPS, steps)
+        if fewest < case.batch:
+            raise RuntimeError(f"{case.name}: a step had but {fewest} sequences")
+        return report
 
     def _prefill(self, case: Case, prompts: int) -> StepReport:
         loop = self._loop(1, case.prefill + 1)
@@ -208,7 +219,7 @@ class StepBench:
             num_blocks=blocks + 1,
             block_size=self._block_size,
             context_length=length,
-            max_batch_tokens=max(self._max_batch_tokens, sequences),
+            max_batch_tokens=self._max_batch_tokens + sequences,
             max_batch_requests=sequences,
             max_waiting_tokens=sequences * length,
             max_prefill_s=1e6,
@@ -235,7 +246,8 @@ class StepBench:
         return commands
 
 
-def _turn(loop: StepLoop, commands: Iterable[Command] = ()) -> None:
+def _turn(loop: StepLoop, commands: Iterable[Command] = ()) -> int:
+    """One step; how many sequences decoded in it."""
     with _C.Range("step"):
         start_s = time.monotonic()
         boundary = loop.begin(commands, start_s)
@@ -244,6 +256,7 @@ def _turn(loop: StepLoop, commands: Iterable[Command] = ()) -> None:
             now = time.monotonic()
             loop.complete(boundary.plan, result, now)
             loop.record(boundary.plan, result, now, now - start_s)
+    return boundary.plan.decode_sequences if boundary.plan is not None else 0
 
 
 def _median(values: Iterable[float]) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pyserve import _C
 from pyserve.bench.limits import Limits, Work, measure_limits
 
-LIMITS = Limits(10e9, 100e9, 200e9, 800e9, 2, "avx512")
+LIMITS = Limits(10e9, 100e9, 200e9, 800e9, 4e12, 2, "amx")
 
 
 def test_the_scarcest_resource_is_the_limit() -> None:
@@ -17,8 +19,8 @@ def test_the_scarcest_resource_is_the_limit() -> None:
     assert LIMITS.percent(streaming, 2e-3) == pytest.approx(50)
 
 
-def test_float_and_integer_operations_share_the_arithmetic() -> None:
-    mixed = Work(float_operations=100e6, int_operations=400e6)
+def test_all_kinds_of_operations_share_the_arithmetic() -> None:
+    mixed = Work(float_operations=100e6, int_operations=200e6, tile_operations=1e9)
     assert LIMITS.seconds(mixed) == pytest.approx(1e-3)
     assert LIMITS.bound(mixed) == "arithmetic"
 
@@ -33,7 +35,8 @@ def test_measured_limits_are_positive_and_say_what_they_are_of() -> None:
     assert limits.threads == _C.get_num_threads()
     assert limits.isa == _C.supported_isas()[-1]
     rates = limits.as_dict()
-    assert all(float(rates[name]) > 1e8 for name in Work.__dataclass_fields__)
+    everywhere = set(Work.__dataclass_fields__) - {"tile_operations"}
+    assert all(float(rates[name]) > 1e8 for name in everywhere)
 
 
 @pytest.mark.parametrize("isa", _C.supported_isas())
@@ -43,8 +46,20 @@ def test_every_instruction_set_has_a_peak(isa: str, kind: str) -> None:
     assert _C.measure_read(1 << 20, 0.001, isa) > 1e8
 
 
+@pytest.mark.parametrize("isa", _C.supported_isas())
+def test_tiles_have_a_peak_where_there_are_tiles(isa: str) -> None:
+    assert (_C.measure_peak("tile", 0.001, isa) > 1e8) == (isa == "amx")
+
+
+def test_limits_without_tiles_say_nothing_of_them() -> None:
+    without = replace(LIMITS, tile_operations=0.0)
+    assert without.seconds(Work(int_operations=800e6)) == pytest.approx(1e-3)
+    assert "tiles" in str(LIMITS)
+    assert "tiles" not in str(without)
+
+
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="float32 or int8"):
+    with pytest.raises(ValueError, match="float32, int8 or tile"):
         _C.measure_peak("float16")
     with pytest.raises(ValueError, match="positive"):
         _C.measure_read(0)

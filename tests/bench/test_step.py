@@ -13,7 +13,7 @@ from pyserve.bench.limits import Limits
 from pyserve.bench.step import PRODUCTS, Case, StepBench
 from pyserve.cli.main import pyserve
 
-LIMITS = Limits(10e9, 100e9, 200e9, 800e9, 2, "avx512")
+LIMITS = Limits(10e9, 100e9, 200e9, 800e9, 0, 2, "avx512")
 
 
 def run(*arguments: str) -> Result:
@@ -36,7 +36,7 @@ def test_json_splits_the_default_models_steps(tmp_path: Path) -> None:
         tokens = case["prefill"] or case["batch"]
         # Of a prompt, only the last token goes through the last layer.
         rows = 29 * tokens + case["batch"]
-        operations = ops["down"]["int_operations"] + ops["down"]["float_operations"]
+        operations = sum(ops["down"][f"{kind}_operations"] for kind in ("float", "int", "tile"))
         assert operations == 2 * rows * 576 * 1536
         assert ops["lm_head"]["calls"] == 1
 
@@ -54,6 +54,13 @@ def test_a_backend_without_ops_is_split_into_stages() -> None:
     assert {"step", "plan", "pack", "sample"} <= {row.op for row in report.rows}
     assert report.overhead_share == 1
     assert report.tokens_per_s > 0
+
+
+def test_all_sequences_decode_until_the_last_step_however_slowly_they_entered() -> None:
+    bench = StepBench(ScriptedBackend(), LIMITS, max_batch_tokens=32)
+    report = bench.run(Case(batch=8, context=100), 2)
+    assert {"plan", "pack", "sample"} <= {row.op for row in report.rows}
+    assert report.compute_ms > 0
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:
