@@ -141,6 +141,7 @@ struct AttentionTile {
   int first_position;  // of first_token in its sequence
   const std::int32_t* blocks;
   int kv_head;
+  const AttentionTile* next = nullptr;  // whose keys may be brought near meanwhile
 };
 
 struct Kernels {

@@ -75,9 +75,14 @@ void PagedAttention::split(const KvLayout& layout, int threads) {
   if (left_.size() < splits_.size()) left_ = std::vector<std::atomic<int>>(splits_.size());
 }
 
-void PagedAttention::compute(const AttentionArgs& args, const Item& item, float* scratch) {
+void PagedAttention::compute(const AttentionArgs& args, const Item& item, const Item* next,
+                             float* scratch) {
   const int type = static_cast<int>(args.layout.type);
-  if (item.split < 0) return kernels_.attention[type](args, item.tile, scratch);
+  if (item.split < 0) {
+    AttentionTile tile = item.tile;
+    if (next != nullptr && next->split < 0) tile.next = &next->tile;
+    return kernels_.attention[type](args, tile, scratch);
+  }
   const Split& split = splits_[item.split];
   float* partials = partials_.as<float>() + split.partials;
   kernels_.attention_span[type](args, item.tile, item.span, scratch,
@@ -97,12 +102,18 @@ void PagedAttention::run(ThreadPool& pool, const KvCache& cache, int layer, int 
                               .heads = heads_,
                               .window = window};
   for (std::size_t i = 0; i < splits_.size(); ++i) left_[i] = splits_[i].spans;
-  const int items = static_cast<int>(items_.size());
+  const int items = static_cast<int>(items_.size()), threads = static_cast<int>(scratch_.size());
   std::atomic<int> next{0};
   // One long item a thread, so that the work is shared out here, in order and singly.
-  pool.run(std::min<int>(items, scratch_.size()), [&](int, int thread) {
-    for (int i = next++; i < items; i = next++)
-      compute(args, items_[i], scratch_[thread].as<float>());
+  pool.run(std::min(items, threads), [&](int, int thread) {
+    for (int i = next++; i < items;) {
+      // Where many short ones are left, the next is taken early, and its keys come meanwhile.
+      const bool early = items_[i].tile.tokens == 1 && i + kItemsPerThread * threads < items;
+      const int following = early ? next++ : items;
+      compute(args, items_[i], following < items ? &items_[following] : nullptr,
+              scratch_[thread].as<float>());
+      i = early ? following : next++;
+    }
   });
 }
 

@@ -44,7 +44,7 @@ class PagedAttention {
   };
 
   void split(const KvLayout& layout, int threads);
-  void compute(const AttentionArgs& args, const Item& item, float* scratch);
+  void compute(const AttentionArgs& args, const Item& item, const Item* next, float* scratch);
 
   const Kernels& kernels_;
   int heads_;
