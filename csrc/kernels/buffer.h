@@ -1,9 +1,10 @@
-// Owned, zeroed, aligned memory; large ones on huge pages where the system gives them.
+// Zeroed, aligned memory; large ones on huge pages where the system gives them.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -30,9 +31,7 @@ class Buffer {
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-  }
+  ~Buffer() { release(); }
 
   template <typename T>
   T* as() const {
@@ -43,14 +42,29 @@ class Buffer {
   void reserve(std::size_t bytes) {
     if (bytes_ < bytes) *this = Buffer(bytes);
   }
+  // Moves the contents to memory of somebody else, who keeps them longer; returns what is behind.
+  std::byte* move_to(std::byte* place) {
+    if (bytes_ == 0) return place;
+    std::memcpy(place, data_, bytes_);
+    release();
+    data_ = place;
+    owned_ = false;
+    return place + (bytes_ + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  static constexpr std::size_t kAlignment = 64;
 
  private:
+  void release() {
+    if (data_ != nullptr && owned_) munmap(data_, bytes_);
+  }
   void swap(Buffer& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(owned_, other.owned_);
   }
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
+  bool owned_ = true;
 };
 
 }  // namespace pyserve

@@ -17,6 +17,7 @@ class Linear {
   int out() const { return out_; }
   int in() const { return in_; }
   std::size_t bytes() const { return panels_.bytes(); }
+  std::byte* move_to(std::byte* place) { return panels_.move_to(place); }
 
   // Copies W in from a dense [out, in].
   void pack(ThreadPool& pool, const float* weight);

@@ -29,6 +29,12 @@ std::size_t Projection::bytes() const {
   return total;
 }
 
+std::byte* Projection::move_to(std::byte* place) {
+  for (Part& part : parts_)
+    place = std::visit([&](auto& w) { return w.move_to(place); }, part.weight);
+  return place;
+}
+
 // The part that begins at that row, replaced if it was there.
 Projection::Part& Projection::part_at(int at, Weight weight) {
   const auto place = std::lower_bound(parts_.begin(), parts_.end(), at,

@@ -58,6 +58,9 @@ class Projection {
   int out() const { return out_; }
   int in() const { return in_; }
   std::size_t bytes() const;
+  // Moves the parts to memory that lasts longer, one behind the other; returns what is behind them.
+  std::byte* move_to(std::byte* place);
+  int parts() const { return static_cast<int>(parts_.size()); }
 
   // Copies rows [at, at + rows) of W in, from a dense [rows, in].
   void pack(ThreadPool& pool, const float* weight, int rows, int at);

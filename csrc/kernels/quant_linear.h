@@ -20,6 +20,7 @@ class QuantLinear {
   int in() const { return in_; }
   int blocks() const { return in_ / kQuantDepth; }
   std::size_t bytes() const { return panels_.bytes(); }
+  std::byte* move_to(std::byte* place) { return panels_.move_to(place); }
 
   // Copies W in from bytes as a file has them: whole blocks of the format, row after row.
   void pack(ThreadPool& pool, const std::uint8_t* stored);

@@ -24,6 +24,7 @@ class TileLinear {
   int in() const { return in_; }
   int blocks() const { return (in_ + kTileDepth - 1) / kTileDepth; }
   std::size_t bytes() const { return panels_.bytes(); }
+  std::byte* move_to(std::byte* place) { return panels_.move_to(place); }
 
   // Copies W in, from a dense [out, in] or from a file's blocks.
   void pack(ThreadPool& pool, const float* weight);

@@ -38,6 +38,7 @@ void Decoder::load(const std::string& name, std::span<const std::int64_t> shape,
 
 void Decoder::seal() {
   weights_.check();
+  weights_.gather();
   sealed_ = true;
 }
 

@@ -136,6 +136,17 @@ void Weights::check() const {
       (unexpected.empty() ? "" : " unexpected " + unexpected));
 }
 
+void Weights::gather() {
+  std::size_t room = 0;
+  for (LayerWeights& layer : layers)
+    for (const Projection* projection : layer.projections())
+      room += projection->bytes() + projection->parts() * Buffer::kAlignment;
+  gathered_ = Buffer(room);
+  auto* place = gathered_.as<std::byte>();
+  for (LayerWeights& layer : layers)
+    for (Projection* projection : layer.projections()) place = projection->move_to(place);
+}
+
 std::size_t Weights::bytes() const {
   const auto vector_bytes = [](const NormWeight& norm) {
     return (norm.weight.size() + norm.bias.size()) * sizeof(float);

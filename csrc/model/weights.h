@@ -1,6 +1,7 @@
 // A decoder's weights, by canonical name (pyserve/models/config.py lists them) and in packed form.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <span>
@@ -27,6 +28,8 @@ struct LayerWeights {
   NormWeight mlp_norm;
   Projection gate_up;  // gate rows, then up rows; without a gate, up rows only
   Projection down;
+
+  std::array<Projection*, 4> projections() { return {&qkv, &o, &gate_up, &down}; }
   NormWeight mlp_post_norm;
 };
 
@@ -45,6 +48,9 @@ class Weights {
             const StoredFormat& format, const std::uint8_t* blocks);
   // Throws std::invalid_argument that lists what is missing and what was not expected.
   void check() const;
+  // Once all are there: lays the layers' matrices one behind the other as they are read, on huge
+  // pages, for most of them are too small to get any.
+  void gather();
   std::size_t bytes() const;
 
   const Projection& head() const { return tied_ ? embed : lm_head; }
@@ -55,6 +61,8 @@ class Weights {
   NormWeight final_norm;
 
  private:
+  Buffer gathered_;
+
   struct Slot {
     std::vector<std::int64_t> shape;
     bool required;
