@@ -19,6 +19,11 @@ inline constexpr int kTileAttentionRows = 6 * kTileHeight;
 
 PYSERVE_INLINE void store(bf16* p, __m256bh v) { __builtin_memcpy(p, &v, sizeof v); }
 
+// Of n floats; the others are zero.
+PYSERVE_INLINE Vec load_some(const float* p, int n) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+}
+
 inline void gather_tile_queries(const AttentionArgs& g, const AttentionTile& tile,
                                 const TileRoom& room) {
   const int group = g.heads / g.layout.kv_heads, dim = g.layout.head_dim;
@@ -27,9 +32,8 @@ inline void gather_tile_queries(const AttentionArgs& g, const AttentionTile& til
       const float* from =
           g.q + (tile.first_token + t) * g.ldq + (std::ptrdiff_t{tile.kv_head} * group + h) * dim;
       bf16* to = room.q + std::ptrdiff_t{t * group + h} * g.layout.key_depth;
-      int i = 0;
-      for (; i + kLanes <= dim; i += kLanes) store(to + i, _mm512_cvtneps_pbh(load(from + i)));
-      if (i < dim) store(to + i, _mm512_cvtneps_pbh(load_first(from + i, dim - i)));
+      for (int i = 0; i < dim; i += kLanes)
+        store(to + i, _mm512_cvtneps_pbh(load_some(from + i, dim - i < kLanes ? dim - i : kLanes)));
     }
 }
 
@@ -168,18 +172,28 @@ inline void attention_tiles_span(const AttentionArgs& g, const AttentionTile& ti
                    });
 }
 
-// Sixteens of keys, and pairs of keys of values, are what the tiles take (see KvLayout).
+// Pairs of a key's elements, and values to their place in pairs of keys (see KvLayout).
 inline void write_tile_kv(const KvLayout& l, std::byte* pages, int offset, const float* key,
                           const float* value) {
-  for (int head = 0; head < l.kv_heads; ++head) {
+  const __m256i strides = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                                             _mm256_set1_epi32(l.key_stride));
+  const bool odd = offset % 2 != 0;
+  for (int head = 0; head < l.kv_heads; ++head, key += l.head_dim, value += l.head_dim) {
     std::byte* page = pages + head * l.page_bytes;
-    bf16* keys = reinterpret_cast<bf16*>(page) + 2 * std::ptrdiff_t{offset};
-    bf16* values = reinterpret_cast<bf16*>(page + l.values) +
-                   2 * std::ptrdiff_t{offset / 2} * l.value_stride + offset % 2;
-    const float *k = key + head * l.head_dim, *v = value + head * l.head_dim;
-    for (int i = 0; i < l.head_dim; ++i) {
-      keys[std::ptrdiff_t{i / 2} * 2 * l.key_stride + i % 2] = from_float<bf16>(k[i]);
-      values[2 * i] = from_float<bf16>(v[i]);
+    std::byte* keys = page + 4 * std::ptrdiff_t{offset};
+    std::byte* values = page + l.values + 4 * std::ptrdiff_t{offset / 2} * l.value_stride;
+    for (int i = 0; i < l.head_dim; i += kLanes) {
+      const int n = l.head_dim - i < kLanes ? l.head_dim - i : kLanes;
+      const auto pairs = (__m256i)_mm512_cvtneps_pbh(load_some(key + i, n));
+      _mm256_mask_i32scatter_epi32(keys + i / 2 * std::ptrdiff_t{4} * l.key_stride,
+                                   static_cast<__mmask8>((1 << (n + 1) / 2) - 1), strides, pairs,
+                                   4);
+      const __m512i wide =
+          _mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)_mm512_cvtneps_pbh(load_some(value + i, n)));
+      // Only this key's half of each pair is written: the other's may be, by another thread.
+      const __mmask32 halves = (odd ? 0xAAAAAAAAu : 0x55555555u) & (~0u >> (32 - 2 * n));
+      _mm512_mask_storeu_epi16(values + 4 * std::ptrdiff_t{i}, halves,
+                               odd ? _mm512_maskz_slli_epi32(0xFFFF, wide, 16) : wide);
     }
   }
 }
