@@ -45,9 +45,17 @@ def pack(weight: torch.Tensor, weights: str, isa: str) -> Linear:
     return Linear(weight, weights, isa)
 
 
-def seconds_each(products: Sequence[Callable[[torch.Tensor], object]], x: torch.Tensor) -> float:
-    """Of one product, where all of them take turns."""
-    return best_seconds(lambda: [product(x) for product in products]) / len(products)
+def product(x: torch.Tensor, out: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """torch's."""
+    return torch.mm(x, weight.t(), out=out)
+
+
+def seconds_each(
+    products: Sequence[Callable[[torch.Tensor, torch.Tensor], object]], x: torch.Tensor, out: int
+) -> float:
+    """Of one product, where all of them take turns; results go to the same memory."""
+    y = torch.empty(len(x), out, dtype=x.dtype)
+    return best_seconds(lambda: [product(x, y) for product in products]) / len(products)
 
 
 def compare(
@@ -59,12 +67,12 @@ def compare(
     packed += [pack(some, weights, isa) for _ in range(STREAMED_BYTES // packed[0].bytes)]
     plain = [some.to(torch.bfloat16 if weights == "bfloat16" else torch.float32)]
     plain += [plain[0].clone() for _ in range(STREAMED_BYTES // plain[0].nbytes)]
-    products = [partial(torch.nn.functional.linear, weight=weight) for weight in plain]
+    products = [partial(product, weight=weight) for weight in plain]
     tiles = limits.tile_operations > 0
     for rows in numbers:
         x = torch.randn(rows, depth)
-        ours = seconds_each([weight.apply for weight in packed], x)
-        theirs = seconds_each(products, x.to(plain[0].dtype))
+        ours = seconds_each([weight.apply for weight in packed], x, out)
+        theirs = seconds_each(products, x.to(plain[0].dtype), out)
         flops = 2 * rows * out * depth
         work = linear_work(rows, out, depth, weights, packed[0].bytes, tiles=tiles)
         yield (

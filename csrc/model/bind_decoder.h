@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "model/decoder.h"
 #include "tensors.h"
@@ -162,12 +163,16 @@ inline std::unique_ptr<Projection> make_quantized_linear(const std::string& type
   return linear;
 }
 
-inline at::Tensor apply_linear(const Projection& linear, const at::Tensor& x) {
+inline at::Tensor apply_linear(const Projection& linear, const at::Tensor& x,
+                               const std::optional<at::Tensor>& out) {
   const auto from = span_of<float>(x, "x", 2);
   TORCH_CHECK_VALUE(x.size(1) == linear.in(), "x must be [rows, ", linear.in(), "]");
-  at::Tensor y = at::empty({x.size(0), linear.out()}, at::kFloat);
+  at::Tensor y = out ? *out : at::empty({x.size(0), linear.out()}, at::kFloat);
+  span_of<float>(y, "out", 2);
+  TORCH_CHECK_VALUE(y.size(0) == x.size(0) && y.size(1) == linear.out(), "out must be [", x.size(0),
+                    ", ", linear.out(), "]");
   const int rows = static_cast<int>(x.size(0));
-  NarrowRows narrow;
+  static thread_local NarrowRows narrow;  // kept: new pages would cost more than the product
   narrow.reserve(rows, linear.in());
   linear.prepare(shared_pool(), from.data(), linear.in(), rows, narrow);
   const ProjectionInput input = {.floats = from.data(), .stride = linear.in(), .narrow = &narrow};
@@ -227,8 +232,10 @@ The decoder's matrix product by itself, for tests and measurements.)")
       .def_static("from_blocks", &make_quantized_linear, no_gil, py::arg("kind"), py::arg("blocks"),
                   py::arg("isa") = "",
                   "A quantised weight: uint8 [out, bytes] in a type of stored_formats().")
-      .def("apply", &apply_linear, no_gil, py::arg("x"),
-           "x W^T for float32 x [rows, in], float32 [rows, out]; a row's bits depend on it alone.")
+      .def("apply", &apply_linear, no_gil, py::arg("x"), py::arg("out") = std::nullopt,
+           "x W^T for float32 x [rows, in], float32 [rows, out], written to `out` where it is "
+           "given; "
+           "a row's bits depend on it alone.")
       .def("read_row", &read_linear_row, no_gil, py::arg("row"),
            "One row of the weight as float32 [in].")
       .def_property_readonly("bytes", &Projection::bytes);

@@ -33,6 +33,15 @@ def test_bfloat16_weights_are_rounded_and_products_are_not(isa: str) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=2e-4)
 
 
+def test_the_result_goes_to_memory_that_is_there() -> None:
+    linear, x, out = Linear(torch.randn(40, 64)), torch.randn(3, 64), torch.zeros(3, 40)
+    assert linear.apply(x, out).data_ptr() == out.data_ptr()
+    assert torch.equal(out, linear.apply(x))
+    for wrong in (torch.zeros(3, 41), torch.zeros(3, 40).double(), torch.zeros(40, 3).T):
+        with pytest.raises(ValueError, match="out"):
+            linear.apply(x, wrong)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 220),
