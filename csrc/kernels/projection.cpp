@@ -103,12 +103,16 @@ void Projection::prepare(ThreadPool& pool, const float* a, std::ptrdiff_t lda, i
     pool.run(items, run);
 }
 
-// Rows of the input that stay in the second-level cache while panels pass by.
-int Projection::row_block() const {
+// Rows of the input that stay in the second-level cache while panels pass by. Of many rows every
+// thread gets its own ones, the same as of loops over rows, rather than its own panels: what it
+// reads, it wrote. Few rows would be too few for the weights that it has to unpack for them.
+int Projection::row_block(int rows, int threads) const {
   if (!takes<TileLinear>()) return kernels_->tile_rows * 16;
-  constexpr int kBytes = 512 << 10;
-  const int rows = kBytes / (in_ * static_cast<int>(sizeof(bf16)));
-  return std::max(rows / kTileRowGroup, 1) * kTileRowGroup;
+  constexpr int kBytes = 512 << 10, kManyRows = 128;  // of a thread
+  const int most = std::max(1, kBytes / (in_ * static_cast<int>(sizeof(bf16))));
+  int blocks = (rows + most - 1) / most;
+  if (rows >= kManyRows * threads) blocks = static_cast<int>(round_up(blocks, threads));
+  return static_cast<int>(round_up((rows + blocks - 1) / blocks, kTileRowGroup));
 }
 
 void Projection::apply_panel(const Part& part, int panel, const ProjectionInput& a, int row,
@@ -133,7 +137,7 @@ void Projection::apply(ThreadPool& pool, const ProjectionInput& a, int rows, flo
   const auto last = std::lower_bound(first, parts_.end(), end, starts_before);
   int panels = 0;
   for (auto part = first; part != last; ++part) panels += part->panels();
-  const int row_block = this->row_block();
+  const int row_block = this->row_block(rows, pool.size());
   pool.run(panels * ((rows + row_block - 1) / row_block), [&](int item, int) {
     const int row = item / panels * row_block, count = std::min(row_block, rows - row);
     int panel = item % panels;

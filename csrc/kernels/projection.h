@@ -101,7 +101,7 @@ class Projection {
     return std::any_of(parts_.begin(), parts_.end(),
                        [](const Part& part) { return std::holds_alternative<Kind>(part.weight); });
   }
-  int row_block() const;
+  int row_block(int rows, int threads) const;
   void apply_panel(const Part& part, int panel, const ProjectionInput& a, int row, int rows,
                    float* c, std::ptrdiff_t ldc) const;
 
