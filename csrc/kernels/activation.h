@@ -4,14 +4,14 @@
 namespace pyserve::PYSERVE_ISA {
 
 struct Silu {
-  PYSERVE_INLINE Vec operator()(Vec x) const { return x / (splat(1.0f) + exp(-x)); }
+  PYSERVE_INLINE Vec operator()(Vec x) const { return x * reciprocal(splat(1.0f) + exp(-x)); }
 };
 
 // 0.5 x (1 + tanh(u)) == x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3).
 struct GeluTanh {
   PYSERVE_INLINE Vec operator()(Vec x) const {
     const Vec cubic = fma(x * x, x * splat(0.044715f), x);
-    return x / (splat(1.0f) + exp(cubic * splat(-1.5957691216f)));
+    return x * reciprocal(splat(1.0f) + exp(cubic * splat(-1.5957691216f)));
   }
 };
 

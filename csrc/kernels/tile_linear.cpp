@@ -90,25 +90,34 @@ void TileLinear::pack(ThreadPool& pool, const std::uint8_t* stored) {
 }
 
 void TileLinear::read_row(int i, float* to) const {
-  const int panel = i / kTileColumns, column = i % kTileColumns, side = column / kWide;
-  for (int depth = 0; depth < in_; ++depth) {
-    const std::uint8_t* block = block_at(panel, depth / kTileDepth);
-    const int deep = depth % kTileDepth;
-    if (format_ == nullptr) {
-      const auto* tile = reinterpret_cast<const bf16*>(block) + side * kWide * kTileDepth;
-      to[depth] = to_float(tile[number_index(deep, column % kWide)]);
-      continue;
-    }
-    const QuantType type = format_->packed_as;
-    const QuantPanel layout(type);
-    const std::uint8_t* tile = block + layout.scale_bytes + side * (layout.integer_bytes / 2);
+  const int panel = i / kTileColumns, column = i % kTileColumns;
+  for (int block = 0; block < blocks(); ++block) {
+    float* row = to + block * kTileDepth;
+    const std::uint8_t* from = block_at(panel, block);
+    if (format_ != nullptr)
+      read_block(from, column, row);
+    else
+      for (int depth = 0; depth < std::min(kTileDepth, in_ - block * kTileDepth); ++depth)
+        row[depth] = to_float(reinterpret_cast<const bf16*>(
+            from)[column / kWide * kWide * kTileDepth + number_index(depth, column % kWide)]);
+  }
+}
+
+void TileLinear::read_block(const std::uint8_t* block, int column, float* to) const {
+  const QuantType type = format_->packed_as;
+  const QuantPanel layout(type);
+  const std::uint8_t* tile =
+      block + layout.scale_bytes + column / kWide * (layout.integer_bytes / 2);
+  const float d = half_at(block + 2 * column);
+  const float m = quant_has_minimum(type) ? half_at(block + 2 * (kTileColumns + column)) : 0.0f;
+  const int wide = column % kWide, offset = quant_offset(type);
+  for (int depth = 0; depth < kTileDepth; ++depth) {
     const int integer =
         quant_has_bytes(type)
-            ? static_cast<std::int8_t>(tile[byte_index(deep, column % kWide)])
-            : (tile[half_byte_index(deep, column % kWide)] >> half_byte_bit(deep) & 0xF) -
-                  quant_offset(type);
-    to[depth] = static_cast<float>(integer) * half_at(block + 2 * column);
-    if (quant_has_minimum(type)) to[depth] += half_at(block + 2 * (kTileColumns + column));
+            ? static_cast<std::int8_t>(tile[byte_index(depth, wide)])
+            : (tile[half_byte_index(depth, wide)] >> half_byte_bit(depth) & 0xF) - offset;
+    to[depth] = static_cast<float>(integer) * d;
+    if (quant_has_minimum(type)) to[depth] += m;
   }
 }
 

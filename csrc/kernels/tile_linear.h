@@ -41,6 +41,7 @@ class TileLinear {
                    float* c, std::ptrdiff_t ldc) const;
 
  private:
+  void read_block(const std::uint8_t* block, int column, float* to) const;
   void pack_block(const StoredBlock& block, std::uint8_t* panel_block, int column) const;
   std::uint8_t* block_at(int panel, int block) const {
     return panels_.as<std::uint8_t>() +
