@@ -35,6 +35,7 @@ template <bool TwoRowTiles, typename Other>
 PYSERVE_INLINE void multiply_block(const bf16* a, std::ptrdiff_t row_bytes, const void* weights,
                                    const Other& other) {
   const auto* b = static_cast<const char*>(weights);
+  compiler_fence();
   _tile_loadd(6, b, kTileRowBytes);
   _tile_loadd(4, a, row_bytes);
   _tile_dpbf16ps(0, 4, 6);
@@ -51,6 +52,7 @@ PYSERVE_INLINE void multiply_block(const bf16* a, std::ptrdiff_t row_bytes, cons
 
 template <bool TwoRowTiles>
 PYSERVE_INLINE void load_sums(const float* c, std::ptrdiff_t row_bytes) {
+  compiler_fence();
   _tile_loadd(0, c, row_bytes);
   _tile_loadd(1, c + 16, row_bytes);
   if constexpr (TwoRowTiles) {
