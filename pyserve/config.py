@@ -110,6 +110,12 @@ class Settings:
         None,
         "Tokens a KV block holds. Default: 16; 256, which its attention wants, on cuda.",
     )
+    kv_prefault: bool = _memory(
+        flag(),
+        True,
+        "Take the KV cache's memory in idle time after the start, so that no step waits for it; else as it is"
+        " first used. On the CPU.",
+    )
     prefix_cache: bool = _memory(flag(), True, "Reuse the KV blocks of prompts that begin alike.")
 
     max_batch_tokens: int = _scheduling(natural(), 512, "Tokens a step may process.")

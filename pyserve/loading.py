@@ -75,6 +75,7 @@ def _native(settings: Settings) -> tuple[Backend, Tokenizer, str, str]:
         dtype=None if settings.dtype == "auto" else settings.dtype,
         kv_dtype=None if settings.kv_dtype == "auto" else settings.kv_dtype,
         quantize=settings.quantize,
+        prefault=settings.kv_prefault,
     )
     return backend, tokenizer, checkpoint.architecture, backend.isa
 

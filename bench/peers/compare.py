@@ -126,6 +126,7 @@ def _measure(side: Contender, server: Running, plan: Plan, load: Load, seed: int
     pace = Pace(load.clients, limit_s=plan.limit_s)
 
     async def both() -> tuple[LoadResult, dict[str, float]]:
+        server.settle()
         await drive(target, warmup, pace, lambda _: None)
         machine, served_s, client_s = MachineTime.now(), server.cpu_s(), time.process_time()
         started = time.monotonic()

@@ -17,6 +17,8 @@ from contenders import Contender
 _TICKS = os.sysconf("SC_CLK_TCK")
 _POLL_S = 0.02
 _STOP_S = 15.0
+_SETTLED = 0.1  # of a core
+_SETTLE_S = 60.0
 
 
 class ServerFailed(Exception):
@@ -47,6 +49,16 @@ class Running:
                 fields = (path / "stat").read_text(encoding="latin-1").rpartition(")")[2].split()
                 total += sum(map(int, fields[11:15])) / _TICKS
         return total
+
+    def settle(self) -> None:
+        """Waits until the server does little for a second, or for a minute: start-up may go on after ready."""
+        until, before = time.monotonic() + _SETTLE_S, self.cpu_s()
+        while time.monotonic() < until:
+            time.sleep(1)
+            now = self.cpu_s()
+            if now - before < _SETTLED:
+                return
+            before = now
 
     def peak_rss_mib(self) -> float:
         """Sum of the peak resident sizes of its processes: pages that two of them share count twice."""

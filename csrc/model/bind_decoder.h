@@ -76,9 +76,9 @@ inline KvType kv_type_named(const std::string& name) {
   return static_cast<KvType>(at - names.begin());
 }
 
-inline void allocate_kv(Decoder& decoder, int num_blocks, int block_size,
-                        const std::string& dtype) {
-  decoder.allocate_kv(num_blocks, block_size, kv_type_named(dtype));
+inline void allocate_kv(Decoder& decoder, int num_blocks, int block_size, const std::string& dtype,
+                        bool prefault) {
+  decoder.allocate_kv(num_blocks, block_size, kv_type_named(dtype), prefault);
 }
 
 inline std::unique_ptr<Decoder> make_decoder(const py::dict& config, const std::string& dtype,
@@ -258,10 +258,13 @@ wherever its blocks lie. One thread at a time.)")
       .def("seal", &Decoder::seal, "Ends loading. ValueError lists missing and unexpected names.")
       .def(
           "allocate_kv", &allocate_kv, no_gil, py::arg("num_blocks"), py::arg("block_size"),
-          py::arg("dtype") = "float32",
+          py::arg("dtype") = "float32", py::arg("prefault") = false,
           R"(Replaces the KV storage by an empty one of float32, bfloat16 or int8. MemoryError: no room.
 
-int8 is by token and kv head, keys and values apart, with a float32 scale each.)")
+int8 is by token and kv head, keys and values apart, with a float32 scale each. The system hands the memory
+out as blocks are first written; or, with prefault, in idle time from now on.)")
+      .def("await_kv", &Decoder::await_kv, no_gil,
+           "Waits until all memory to be prefaulted is there.")
       .def("forward", &decoder_forward, no_gil, py::arg("input_ids"), py::arg("positions"),
            py::arg("cu_seqlens"), py::arg("context_lens"), py::arg("slot_mapping"),
            py::arg("block_table"), py::arg("logit_rows"), py::arg("hidden_rows"),

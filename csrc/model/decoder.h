@@ -10,6 +10,7 @@
 #include "model/config.h"
 #include "model/kv_cache.h"
 #include "model/paged_attention.h"
+#include "model/prefault.h"
 #include "model/step_input.h"
 #include "model/wanted_tokens.h"
 #include "model/weights.h"
@@ -28,7 +29,10 @@ class Decoder {
             const StoredFormat& format, const std::uint8_t* blocks);
   // All weights are in; throws std::invalid_argument where they do not fit.
   void seal();
-  void allocate_kv(int num_blocks, int block_size, KvType type);
+  // With prefault, memory for all of it is taken in idle time from now on; else when first written.
+  void allocate_kv(int num_blocks, int block_size, KvType type, bool prefault);
+  // Until prefaulting is through.
+  void await_kv();
   // Writes the KV of all T tokens, logits [R, vocab_size] and final hidden states [E, hidden_size].
   // Throws std::invalid_argument, with nothing written, where an index is out of range.
   void forward(const StepInput& step, float* logits, float* hidden);
@@ -89,6 +93,7 @@ class Decoder {
   Weights weights_;
   bool sealed_ = false;
   KvCache cache_;
+  std::jthread prefault_;  // of cache_
 
   // Work space for capacity_ tokens; grown when a larger step comes.
   int capacity_ = 0;

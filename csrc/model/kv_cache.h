@@ -1,6 +1,7 @@
 // The paged keys and values of every layer. Which block belongs to whom is the block pool's affair.
 #pragma once
 
+#include <span>
 #include <stdexcept>
 
 #include "kernels/buffer.h"
@@ -29,6 +30,7 @@ class KvCache {
   int block_size() const { return layout_.block_size; }
   const KvLayout& layout() const { return layout_; }
   std::size_t bytes() const { return pages_.bytes(); }
+  std::span<std::byte> memory() const { return {pages_.as<std::byte>(), pages_.bytes()}; }
 
   // The layer's pages in block 0.
   const std::byte* pages(int layer) const {

@@ -133,6 +133,14 @@ class SamplingBackend(Protocol):
 
 
 @runtime_checkable
+class PrefaultingBackend(Protocol):
+    """A back-end that goes on taking memory after :meth:`Backend.allocate`."""
+
+    def await_memory(self) -> None:
+        """Waits until it has all of it, so that a step's time is its own."""
+
+
+@runtime_checkable
 class SimulatedBackend(Protocol):
     """A back-end whose steps take no time but say how long they would have."""
 

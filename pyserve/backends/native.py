@@ -54,8 +54,9 @@ class NativeBackend:
     :data:`KEPT_QUANTIZED` types stay as they are, and are multiplied as integers. ``quantize`` "int8" rounds
     the other matrices to 8 bits for each 32 of a row, as GGUF's Q8_0; ``dtype`` is that of the rest then.
     ``kv_dtype`` is one of :data:`KV_SIZES`, for keys and values; None is :func:`default_kv_dtype`. ``isa``
-    forces an instruction set ("": the best). ``progress`` is called with each weight's bytes at its source as
-    it is taken in.
+    forces an instruction set ("": the best). With ``prefault``, memory for the KV cache is taken in idle time
+    after :meth:`allocate`, where the system can do that (Linux 5.14). ``progress`` is called with each
+    weight's bytes at its source as it is taken in.
 
     Raises :class:`~pyserve.errors.ModelError` where weights and shape do not fit, ValueError for an unknown
     dtype, KV dtype or instruction set, MemoryError.
@@ -69,6 +70,7 @@ class NativeBackend:
         kv_dtype: str | None = None,
         isa: str = "",
         quantize: str = "none",
+        prefault: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         keep = () if dtype is not None and quantize == "none" else QUANTIZE[quantize]
@@ -99,6 +101,7 @@ class NativeBackend:
                 f" {BLOCK_ELEMENTS} long, so that none became {quantize}; stored is {source.quantization}"
             )
         self._decoder: _C.Decoder | None = decoder
+        self._prefault = prefault
         self._info = source_info(
             source,
             dtype=dtype,
@@ -130,8 +133,14 @@ class NativeBackend:
         return self._decoder
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
-        """Reserves KV storage; the system hands the memory out as blocks are first written."""
-        self._open.allocate_kv(num_blocks, block_size, self._info.kv_dtype)
+        """Reserves KV storage; the system hands the memory out as blocks are first written, or in idle time
+        where the back-end was made to prefault.
+        """
+        self._open.allocate_kv(num_blocks, block_size, self._info.kv_dtype, self._prefault)
+
+    def await_memory(self) -> None:
+        """Waits until all of the KV storage that is to be prefaulted is there."""
+        self._open.await_kv()
 
     def forward(self, packed: PackedStep, hidden_rows: Tensor) -> ForwardOutput:
         """Runs one step with the GIL released. ValueError where an index is out of range."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from pyserve import _C
-from pyserve.backends.base import Backend
+from pyserve.backends.base import Backend, PrefaultingBackend
 from pyserve.bench.limits import Limits, Work
 from pyserve.core.config import SchedulerConfig
 from pyserve.core.spec import RequestSpec, SamplingParams
@@ -227,7 +227,10 @@ class StepBench:
             watermark=0.0,
             headroom_tokens=0,
         )
-        return StepLoop(self._backend, config, prefix_cache=False)
+        loop = StepLoop(self._backend, config, prefix_cache=False)
+        if isinstance(self._backend, PrefaultingBackend):
+            self._backend.await_memory()
+        return loop
 
     def _submit(self, count: int, prompt_tokens: int, output_tokens: int) -> list[Command]:
         vocabulary = self._backend.info.vocab_size

@@ -69,10 +69,19 @@ def test_keys_and_values_are_stored_as_asked(
     assert backend.kv_bytes == 160 * bytes_per_token
 
 
-def test_memory_of_keys_and_values_is_taken_block_by_block_and_given_back() -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+
+def write_block(backend: NativeBackend, block: int) -> Tensor:
+    """Logits of sixteen tokens whose keys and values go there."""
+    one = ints(*range(16))
+    table = ints(block).reshape(1, 1)
+    step = (one, one, ints(0, 16), ints(16), one + block * 16, table, ints(15), ints())
+    return backend._open.forward(*step)[0]
+
+
+def test_memory_of_keys_and_values_is_taken_block_by_block_and_given_back() -> None:
     backend = NativeBackend(
         Source(config_of(model := random_model("llama")), list(weights_of(model)))
     )
@@ -80,13 +89,27 @@ def test_memory_of_keys_and_values_is_taken_block_by_block_and_given_back() -> N
     backend.allocate(1 << 16, 16)  # 384 MiB
     assert backend.kv_bytes > 380 << 20
     for first in (0, 60_000):  # two blocks, at both ends of the pool
-        one = ints(*range(16))
-        table = ints(first).reshape(1, 1)
-        step = (one, one, ints(0, 16), ints(16), one + first * 16, table, ints(15), ints())
-        backend._open.forward(*step)
+        write_block(backend, first)
     assert resident() - before < 32 << 20
     backend.allocate(1, 16)
     assert resident() - before < 16 << 20
+
+
+def test_prefaulting_takes_all_memory_beside_the_work_and_stops_when_told() -> None:
+    source = Source(config_of(model := random_model("llama")), list(weights_of(model)))
+    lazy, backend = NativeBackend(source), NativeBackend(source, prefault=True)
+    lazy.allocate(1, 16)
+    before = resident()
+    backend.allocate(1 << 14, 16)  # 96 MiB
+    logits = write_block(backend, 3)
+    backend.await_memory()
+    assert resident() - before > backend.kv_bytes
+    assert torch.equal(write_block(lazy, 0), logits)
+    assert torch.equal(write_block(backend, 3), logits)
+    backend.allocate(1 << 20, 16)  # 6 GiB
+    backend.allocate(1, 16)
+    backend.await_memory()
+    assert resident() - before < 64 << 20
 
 
 def test_packed_steps_give_the_models_logits_and_hidden_states(
