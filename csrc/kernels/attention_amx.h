@@ -41,7 +41,7 @@ inline void gather_tile_queries(const AttentionArgs& g, const AttentionTile& til
 // mass of the height, are those of the rows.
 template <typename Done>
 PYSERVE_INLINE void attend_tile_span(const Pages& pages, const TileRoom& room, int rows,
-                                     const Span& span, const Upcoming* upcoming, Done&& done) {
+                                     const Span& span, Arrivals& arrivals, Done&& done) {
   const KvLayout& l = pages.g.layout;
   const int group = pages.g.heads / l.kv_heads, window = pages.g.window;
   const auto position_of = [&](int row) { return pages.tile.first_position + row / group; };
@@ -65,19 +65,18 @@ PYSERVE_INLINE void attend_tile_span(const Pages& pages, const TileRoom& room, i
       continue;
     }
     const Sixteens s(l, span, span.begin, seen < span.end ? seen : span.end);
-    score_height(l, room, room.q + std::ptrdiff_t{row} * l.key_depth, s, rows <= kTileHeight,
-                 height.scores);
+    score_height(l, room, room.q + std::ptrdiff_t{row} * l.key_depth, s, height.scores, arrivals);
     for (int r = 0; r < count; ++r) {
       const int position = position_of(row + r), lowest = window > 0 ? position - window + 1 : 0;
       const int steps = before ? (before->steps() + count - r - 1) / (count - r) : 0;
       soften_tile_row(l, height.scores + r * kLanes, s.first, s.last, span,
                       lowest > span.begin ? lowest : span.begin,
                       position + 1 < span.end ? position + 1 : span.end, height.top[r],
-                      height.mass[r], before ? &*before : nullptr, steps);
+                      height.mass[r], before ? &*before : nullptr, steps, arrivals);
     }
     compiler_fence();
     if (before) finish(row - kTileHeight);
-    before.emplace(l, room, height.scores, s, upcoming);
+    before.emplace(l, room, height.scores, s, arrivals);
   }
   if (before) finish((rows - 1) / kTileHeight * kTileHeight);
 }
@@ -136,11 +135,17 @@ inline void attention_tiles(const AttentionArgs& g, const AttentionTile& tile, f
     const Span span = span_of(g, tile, s);
     if (span.begin >= span.end) continue;
     // Few rows wait for memory all the time; many come back to the same keys again and again.
-    const AttentionTile* next = s + 1 < spans ? &tile : tile.next;
-    std::optional<Upcoming> upcoming;
-    if (rows <= kTileHeight && next != nullptr)
-      upcoming.emplace(Pages{g, *next}, span_of(g, *next, next == &tile ? s + 1 : 0));
-    attend_tile_span({g, tile}, room, rows, span, upcoming ? &*upcoming : nullptr,
+    const Pages now{g, tile};
+    std::optional<Pages> next;
+    Arrivals arrivals;
+    if (rows <= kTileHeight) {
+      arrivals = Arrivals(now, span);
+      if (s + 1 < spans)
+        arrivals.then(now, span_of(g, tile, s + 1));
+      else if (tile.next != nullptr)
+        arrivals.then(next.emplace(g, *tile.next), span_of(g, *tile.next, 0));
+    }
+    attend_tile_span(now, room, rows, span, arrivals,
                      [&](int row, int count, const Height& height) {
                        merge_height(l, room, row, count, height);
                      });
@@ -162,14 +167,16 @@ inline void attention_tiles_span(const AttentionArgs& g, const AttentionTile& ti
   const TileRoom room = tile_room(l, rows, scratch);
   const TileScope scope(attention_shapes(rows < kTileHeight ? rows : kTileHeight));
   gather_tile_queries(g, tile, room);
-  attend_tile_span({g, tile}, room, rows, span, nullptr,
-                   [&](int row, int count, const Height& height) {
-                     const std::ptrdiff_t floats = std::ptrdiff_t{count} * l.value_stride;
-                     __builtin_memcpy(partial + std::ptrdiff_t{row} * l.value_stride, room.values,
-                                      sizeof(float) * floats);
-                     __builtin_memcpy(tops + row, height.top, sizeof(float) * count);
-                     __builtin_memcpy(masses + row, height.mass, sizeof(float) * count);
-                   });
+  const Pages now{g, tile};
+  Arrivals arrivals;
+  if (rows <= kTileHeight) arrivals = Arrivals(now, span);
+  attend_tile_span(now, room, rows, span, arrivals, [&](int row, int count, const Height& height) {
+    const std::ptrdiff_t floats = std::ptrdiff_t{count} * l.value_stride;
+    __builtin_memcpy(partial + std::ptrdiff_t{row} * l.value_stride, room.values,
+                     sizeof(float) * floats);
+    __builtin_memcpy(tops + row, height.top, sizeof(float) * count);
+    __builtin_memcpy(masses + row, height.mass, sizeof(float) * count);
+  });
 }
 
 // Pairs of a key's elements, and values to their place in pairs of keys (see KvLayout).

@@ -66,10 +66,10 @@ PYSERVE_INLINE float top_lane(Vec v) {
 // Turns a row's scores in the sixteens [first, last) into bfloat16 weights; invisible keys get 0.
 // Sixteens are taken by pairs that begin at even ones, so that a lane of the sum has the same keys
 // always. Their weights lie side by side, [pairs][kTileHeight][2][16], over scores that have been
-// read. Meanwhile so many steps of `other` are done.
+// read. Meanwhile so many steps of `other` are done, and keys and values go on arriving.
 inline void soften_tile_row(const KvLayout& l, float* scores, int first, int last, const Span& span,
                             int visible_begin, int visible_end, float& top, float& mass,
-                            Weighing* other, int steps) {
+                            Weighing* other, int steps, Arrivals& arrivals) {
   first = first / 2 * 2;
   last = (last + 1) / 2 * 2;
   hide_all_but(l, span, scores, first * kLanes, last * kLanes, visible_begin, visible_end);
@@ -101,7 +101,10 @@ inline void soften_tile_row(const KvLayout& l, float* scores, int first, int las
     other->part<3>();
     soften_pair(v + 6);
   }
-  for (; v < last; v += 2) soften_pair(v);
+  for (; v < last; v += 2) {
+    soften_pair(v);
+    arrivals.fetch(Arrivals::kSoftenLines);
+  }
   mass = add_lanes(sum);
 }
 

@@ -2,6 +2,8 @@
 // against values. Included by attention_amx.h only.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/amx_tile.h"
 
 namespace pyserve::PYSERVE_ISA {
@@ -120,19 +122,92 @@ inline void locate(const Pages& pages, const TileRoom& room, const Span& span) {
   last = room.edge;
 }
 
-// The part of the values of `Count` sixteens that 32 of depth are of the whole.
-template <int Count>
-PYSERVE_INLINE void prefetch_values(const KvLayout& l, const std::byte* const* values_at, int p) {
-  const int bytes = kTileHeight / 2 * 4 * l.value_stride;
-  for (int i = bytes * p / l.key_depth; i < bytes * (p + 32) / l.key_depth; i += 64)
-    for (int v = 0; v < Count; ++v) __builtin_prefetch(values_at[v] + i);
-}
+// Brings keys and values near in the order in which they are looked at, some lines with each piece
+// of work, so that memory is never without work and what came is still in the first-level cache
+// when it is wanted: of one span all keys but the leading ones, all values, then the leading keys
+// of what comes next.
+class Arrivals {
+ public:
+  Arrivals() = default;
+  Arrivals(const Pages& now, const Span& span) {
+    const KvLayout& l = now.g.layout;
+    const Part keys = part(now, span, 0, l.values);
+    add({keys.pages, keys.block + lead(l), keys.end, 0, l.values});
+    add(part(now, span, l.values, l.page_bytes - l.values));
+  }
+  void then(const Pages& next, const Span& span) {
+    const KvLayout& l = next.g.layout;
+    Part keys = part(next, span, 0, l.values);
+    keys.end = std::min(keys.end, keys.block + lead(l));
+    add(keys);
+  }
 
-// Scores of `Count` sixteens of keys; where values_at is not null, values are brought near. Keys
-// and values pass by the first-level cache, which the scores need for themselves.
+  // With each tile of keys, with a pair of a row's sixteens, and with each tile of values: about
+  // what these look at, and some while they look at nothing.
+  static constexpr int kScoreLines = 3;
+  static constexpr int kSoftenLines = 2;
+  static constexpr int kWeighLines = 2;
+
+  // So many lines of each of kTogether blocks.
+  PYSERVE_INLINE void fetch(int lines) {
+    for (; lines > 0; --lines) {
+      if (left_ == 0 && !turn()) return;
+      for (const std::byte*& at : at_) {
+        __builtin_prefetch(at);
+        at += kLine;
+      }
+      --left_;
+    }
+  }
+
+ private:
+  static constexpr int kLine = 64;
+  static constexpr int kLeadBytes = 16384;
+  // Blocks at once: they come faster so than one after the other.
+  static constexpr int kTogether = 4;
+
+  // Some bytes of each of some blocks.
+  struct Part {
+    const Pages* pages;
+    int block;
+    int end;
+    std::ptrdiff_t begin;
+    std::ptrdiff_t bytes;
+  };
+
+  static int lead(const KvLayout& l) {
+    return std::max(1, kLeadBytes / static_cast<int>(l.values));
+  }
+  static Part part(const Pages& pages, const Span& span, std::ptrdiff_t begin,
+                   std::ptrdiff_t bytes) {
+    const int size = pages.g.layout.block_size;
+    return {&pages, span.begin / size, (span.end - 1) / size + 1, begin, bytes};
+  }
+  void add(const Part& part) {
+    if (part.block < part.end) all_[parts_++] = part;
+  }
+  bool turn() {
+    if (part_ == parts_) return false;
+    Part& part = all_[part_];
+    for (int i = 0; i < kTogether; ++i)
+      at_[i] = part.pages->of(std::min(part.block + i, part.end - 1)) + part.begin;
+    left_ = static_cast<int>(part.bytes / kLine);
+    if ((part.block += kTogether) >= part.end) ++part_;
+    return true;
+  }
+
+  Part all_[3];
+  int parts_ = 0;
+  int part_ = 0;
+  const std::byte* at_[kTogether] = {};
+  int left_ = 0;  // lines of each
+};
+
+// Scores of `Count` sixteens of keys. Keys and values pass by the first-level cache, which the
+// scores need for themselves.
 template <int Count>
 PYSERVE_INLINE void score_tiles(const KvLayout& l, const bf16* q, const std::byte* const* keys_at,
-                                const std::byte* const* values_at, float* scores) {
+                                float* scores, Arrivals& arrivals) {
   const std::ptrdiff_t step = l.key_stride * 4, q_step = l.key_depth * 2;
   _tile_zero(0);
   if constexpr (Count > 1) _tile_zero(1);
@@ -144,19 +219,22 @@ PYSERVE_INLINE void score_tiles(const KvLayout& l, const bf16* q, const std::byt
     _tile_loadd(4, q + p, q_step);
     _tile_stream_loadd(5, keys_at[0] + at, step);
     _tile_dpbf16ps(0, 4, 5);
+    arrivals.fetch(Arrivals::kScoreLines);
     if constexpr (Count > 1) {
       _tile_stream_loadd(5, keys_at[1] + at, step);
       _tile_dpbf16ps(1, 4, 5);
+      arrivals.fetch(Arrivals::kScoreLines);
     }
     if constexpr (Count > 2) {
       _tile_stream_loadd(5, keys_at[2] + at, step);
       _tile_dpbf16ps(2, 4, 5);
+      arrivals.fetch(Arrivals::kScoreLines);
     }
     if constexpr (Count > 3) {
       _tile_stream_loadd(5, keys_at[3] + at, step);
       _tile_dpbf16ps(3, 4, 5);
+      arrivals.fetch(Arrivals::kScoreLines);
     }
-    if (values_at != nullptr) prefetch_values<Count>(l, values_at, p);
   }
   if (p < l.key_depth) {
     const std::ptrdiff_t at = p / 2 * step;
@@ -183,39 +261,21 @@ PYSERVE_INLINE void score_tiles(const KvLayout& l, const bf16* q, const std::byt
 }
 
 inline void score_height(const KvLayout& l, const TileRoom& room, const bf16* q, Sixteens s,
-                         bool prefetch, float* scores) {
-  const auto values_at = [&](int v) { return prefetch ? room.values_at + v : nullptr; };
+                         float* scores, Arrivals& arrivals) {
   int v = s.first;
   for (; v + kSums <= s.last; v += kSums)
-    score_tiles<kSums>(l, q, room.keys_at + v, values_at(v), scores + v * kTileFloats);
+    score_tiles<kSums>(l, q, room.keys_at + v, scores + v * kTileFloats, arrivals);
   for (; v < s.last; ++v)
-    score_tiles<1>(l, q, room.keys_at + v, values_at(v), scores + v * kTileFloats);
+    score_tiles<1>(l, q, room.keys_at + v, scores + v * kTileFloats, arrivals);
 }
-
-// What will be looked at next: its keys are brought near while memory has nothing else to do.
-struct Upcoming {
-  Pages pages;
-  Span span;
-
-  // A quarter of the keys of a sixteen of the span.
-  PYSERVE_INLINE void prefetch(int sixteen, int quarter) const {
-    const KvLayout& l = pages.g.layout;
-    const int position = span.begin + sixteen * kLanes, rows = l.key_depth / 2;
-    if (position >= span.end) return;
-    const std::byte* keys = pages.of(position / l.block_size) +
-                            position % l.block_size / kLanes * std::ptrdiff_t{kTileRowBytes};
-    for (int row = rows * quarter / 4; row < rows * (quarter + 1) / 4; ++row)
-      __builtin_prefetch(keys + row * std::ptrdiff_t{4} * l.key_stride);
-  }
-};
 
 // A height's weights times the values of the sixteens [first, last), a step at a time, so that it
 // can go on between other work: the tile registers are a unit of their own.
 class Weighing {
  public:
   Weighing(const KvLayout& l, const TileRoom& room, const float* weights, Sixteens s,
-           const Upcoming* upcoming)
-      : l_(l), room_(room), weights_(weights), s_(s), upcoming_(upcoming), v_(s.first) {}
+           Arrivals& arrivals)
+      : l_(l), room_(room), weights_(weights), s_(s), arrivals_(arrivals), v_(s.first) {}
 
   // Steps of kSums tiles each that are left before finish has little to do.
   int steps() const { return l_.value_stride / (kSums * kLanes) * (s_.last - s_.first) - done_; }
@@ -223,8 +283,7 @@ class Weighing {
   template <int Part>
   PYSERVE_INLINE void part() {
     const std::ptrdiff_t step = l_.value_stride * 4;
-    // Four blocks at once come faster than one after the other.
-    if (upcoming_ != nullptr) upcoming_->prefetch(done_ / kSums * kSums + Part, done_ % kSums);
+    arrivals_.fetch(Arrivals::kWeighLines);
     if constexpr (Part == 0) {
       if (v_ == s_.first) zero<kSums>();
       load_weights();
@@ -289,7 +348,7 @@ class Weighing {
   const TileRoom& room_;
   const float* weights_;
   Sixteens s_;
-  const Upcoming* upcoming_;
+  Arrivals& arrivals_;
   int element_ = 0;
   int v_;
   int done_ = 0;
