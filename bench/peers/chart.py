@@ -1,8 +1,8 @@
 """Bars of output tokens/s, side by side, from results of ``compare.py``.
 
 ``python bench/peers/chart.py --out docs/peers.png bench/results/*-peers.json``: medians over the runs of a
-side in all files (the undisturbed ones where there are any), one group of bars a load. Needs the ``bench``
-extra.
+side in all files, of ours in the newest that has them (the undisturbed ones where there are any), one group
+of bars a load. Needs the ``bench`` extra.
 """
 
 from __future__ import annotations
@@ -35,10 +35,15 @@ def throughput(records: Sequence[dict[str, Any]]) -> float:
 def main(results: tuple[Path, ...], out: Path) -> None:
     """Draw RESULTS."""
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for path in results:
-        for record in json.loads(path.read_text(encoding="utf-8"))["records"]:
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in results]
+    for file in sorted(files, key=lambda file: file["date"]):
+        mine: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for record in file["records"]:
             if record["load"] in TITLES and "output_throughput" in record:
-                runs.setdefault((record["side"], record["load"]), []).append(record)
+                mine.setdefault((record["side"], record["load"]), []).append(record)
+        for key, records in mine.items():
+            earlier = [] if key[0].startswith("ours") else runs.get(key, [])
+            runs[key] = earlier + records
     found = {key: throughput(records) for key, records in runs.items()}
     sides = sorted(
         {side for side, _ in found}, key=lambda side: (not side.startswith("ours"), side)

@@ -51,7 +51,7 @@ class Running:
         return total
 
     def settle(self) -> None:
-        """Waits until the server does little for a second, or for a minute: start-up may go on after ready."""
+        """Waits until the server does little for a second, at most a minute: start-up may outlast ready."""
         until, before = time.monotonic() + _SETTLE_S, self.cpu_s()
         while time.monotonic() < until:
             time.sleep(1)
