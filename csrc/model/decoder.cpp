@@ -47,16 +47,14 @@ void Decoder::allocate_kv(int num_blocks, int block_size, KvType type, bool pref
     throw std::invalid_argument("num_blocks and block_size must be positive");
   if (std::int64_t{num_blocks} * block_size > INT32_MAX)
     throw std::invalid_argument("num_blocks * block_size must fit 32 bits: slots are int32");
-  prefault_ = {};
+  prefault_.stop();
   cache_ = KvCache();
   cache_ = KvCache(kernels_, type, config_.num_layers, config_.num_kv_heads, config_.head_dim,
                    num_blocks, block_size);
-  if (prefault) prefault_ = pyserve::prefault(cache_.memory());
+  if (prefault) prefault_.start(cache_.memory());
 }
 
-void Decoder::await_kv() {
-  if (prefault_.joinable()) prefault_.join();
-}
+void Decoder::await_kv() { prefault_.await(); }
 
 // Calls body(row, thread) for every row.
 template <typename Body>

@@ -93,7 +93,7 @@ class Decoder {
   Weights weights_;
   bool sealed_ = false;
   KvCache cache_;
-  std::jthread prefault_;  // of cache_
+  Prefault prefault_;  // of cache_
 
   // Work space for capacity_ tokens; grown when a larger step comes.
   int capacity_ = 0;

@@ -32,17 +32,30 @@ bool populate([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::uintp
 
 }  // namespace
 
-std::jthread prefault(std::span<std::byte> memory) {
-  return std::jthread([memory](const std::stop_token& stop) {
-    give_way_to_everybody();
-    const auto end = reinterpret_cast<std::uintptr_t>(memory.data() + memory.size());
-    auto at = reinterpret_cast<std::uintptr_t>(memory.data());
-    while (at < end && !stop.stop_requested()) {
-      const std::uintptr_t next = std::min(end, (at / kPiece + 1) * kPiece);
-      if (!populate(at, next)) return;
-      at = next;
-    }
-  });
+void Prefault::start(std::span<std::byte> memory) {
+  stop();
+  stop_.store(false);
+  thread_ = std::thread([this, memory] { take(memory); });
+}
+
+void Prefault::stop() {
+  stop_.store(true);
+  await();
+}
+
+void Prefault::await() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void Prefault::take(std::span<std::byte> memory) {
+  give_way_to_everybody();
+  const auto end = reinterpret_cast<std::uintptr_t>(memory.data() + memory.size());
+  auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+  while (at < end && !stop_.load()) {
+    const std::uintptr_t next = std::min(end, (at / kPiece + 1) * kPiece);
+    if (!populate(at, next)) return;
+    at = next;
+  }
 }
 
 }  // namespace pyserve
