@@ -105,6 +105,7 @@ def _one_start(
     head = {"round": number, "side": side.name}
     try:
         with running(side, plan.setting.port, log) as server:
+            server.settle()
             for load in loads:
                 seed = plan.seed + 1000 * number + 10 * plan.loads.index(load)
                 figures = _measure(side, server, plan, load, seed)
@@ -126,7 +127,6 @@ def _measure(side: Contender, server: Running, plan: Plan, load: Load, seed: int
     pace = Pace(load.clients, limit_s=plan.limit_s)
 
     async def both() -> tuple[LoadResult, dict[str, float]]:
-        server.settle()
         await drive(target, warmup, pace, lambda _: None)
         machine, served_s, client_s = MachineTime.now(), server.cpu_s(), time.process_time()
         started = time.monotonic()

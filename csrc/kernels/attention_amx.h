@@ -135,15 +135,12 @@ inline void attention_tiles(const AttentionArgs& g, const AttentionTile& tile, f
     const Span span = span_of(g, tile, s);
     if (span.begin >= span.end) continue;
     // Few rows wait for memory all the time; many come back to the same keys again and again.
-    const Pages now{g, tile};
-    std::optional<Pages> next;
+    const AttentionTile* next = s + 1 < spans ? &tile : tile.next;
+    const Pages now{g, tile}, upcoming{g, next != nullptr ? *next : tile};
     Arrivals arrivals;
     if (rows <= kTileHeight) {
       arrivals = Arrivals(now, span);
-      if (s + 1 < spans)
-        arrivals.then(now, span_of(g, tile, s + 1));
-      else if (tile.next != nullptr)
-        arrivals.then(next.emplace(g, *tile.next), span_of(g, *tile.next, 0));
+      if (next != nullptr) arrivals.then(upcoming, span_of(g, *next, next == &tile ? s + 1 : 0));
     }
     attend_tile_span(now, room, rows, span, arrivals,
                      [&](int row, int count, const Height& height) {

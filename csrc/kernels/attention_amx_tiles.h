@@ -2,8 +2,6 @@
 // against values. Included by attention_amx.h only.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/amx_tile.h"
 
 namespace pyserve::PYSERVE_ISA {
@@ -138,7 +136,7 @@ class Arrivals {
   void then(const Pages& next, const Span& span) {
     const KvLayout& l = next.g.layout;
     Part keys = part(next, span, 0, l.values);
-    keys.end = std::min(keys.end, keys.block + lead(l));
+    if (keys.block + lead(l) < keys.end) keys.end = keys.block + lead(l);
     add(keys);
   }
 
@@ -176,7 +174,7 @@ class Arrivals {
   };
 
   static int lead(const KvLayout& l) {
-    return std::max(1, kLeadBytes / static_cast<int>(l.values));
+    return l.values < kLeadBytes ? kLeadBytes / static_cast<int>(l.values) : 1;
   }
   static Part part(const Pages& pages, const Span& span, std::ptrdiff_t begin,
                    std::ptrdiff_t bytes) {
@@ -189,8 +187,10 @@ class Arrivals {
   bool turn() {
     if (part_ == parts_) return false;
     Part& part = all_[part_];
-    for (int i = 0; i < kTogether; ++i)
-      at_[i] = part.pages->of(std::min(part.block + i, part.end - 1)) + part.begin;
+    for (int i = 0; i < kTogether; ++i) {
+      const int block = part.block + i, last = part.end - 1;
+      at_[i] = part.pages->of(block < last ? block : last) + part.begin;
+    }
     left_ = static_cast<int>(part.bytes / kLine);
     if ((part.block += kTogether) >= part.end) ++part_;
     return true;
